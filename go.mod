@@ -1,0 +1,3 @@
+module github.com/headrace/headrace
+
+go 1.26
