@@ -1,0 +1,138 @@
+package wire
+
+import "fmt"
+
+// Parse reads a payload. It accepts exactly what append writes: a payload that parses is
+// byte for byte what encoding the result yields.
+func Parse(t Type, p []byte) (Message, error) {
+	parse, ok := parsers[t]
+	if !ok && !t.IsEvent() {
+		return nil, Errorf(CodeUnknownType, "%s is not a message of this protocol", t)
+	}
+	d := &decoder{b: p}
+	var m Message
+	if t.IsEvent() {
+		m = parseEvent(t, d)
+	} else {
+		m = parse(d)
+	}
+	if err := d.end(); err != nil {
+		return nil, &Error{Code: CodeMalformed, Text: cut(fmt.Sprintf("parse %s: %v", t, err), MaxText)}
+	}
+	return m, nil
+}
+
+var parsers = map[Type]func(*decoder) Message{
+	TypeHello: func(d *decoder) Message {
+		m := Hello{VersionMin: d.u16(), VersionMax: d.u16(), SilenceMS: d.u32()}
+		n := d.size("engine id", uint32(d.u16()), MaxName)
+		d.zero16()
+		d.zero32()
+		if d.err == nil && n == 0 {
+			d.fail("engine id is empty")
+		}
+		m.EngineID = d.text(n)
+		return m
+	},
+	TypeHelloOK: func(d *decoder) Message {
+		m := HelloOK{Version: d.u16()}
+		d.zero16()
+		m.PID, m.Epoch = d.u32(), d.u64()
+		m.MaxPayload, m.MaxInflight, m.PingMS, m.SilenceMS = d.u32(), d.u32(), d.u32(), d.u32()
+		node := d.size("node id", uint32(d.u16()), MaxName)
+		addr := d.size("data address", uint32(d.u16()), MaxName)
+		d.zero32()
+		m.NodeID, m.DataAddr = d.text(node), d.text(addr)
+		return m
+	},
+	TypeRegisterRegion: func(d *decoder) Message {
+		m := RegisterRegion{Size: d.u64(), Flags: d.u32()}
+		m.Layout = d.bytes(d.size("layout", d.u32(), MaxLayout))
+		return m
+	},
+	TypeRemoveRegion: func(d *decoder) Message { return RemoveRegion{Region: d.u64()} },
+	TypePresent:      parsePresent,
+	TypePush:         parsePush,
+	TypeHandoff: func(d *decoder) Message {
+		m := Handoff{Lease: d.u64()}
+		n := d.size("record", d.u32(), MaxRecord)
+		d.zero32()
+		m.Record = d.bytes(n)
+		return m
+	},
+	TypeBind: func(d *decoder) Message {
+		m := Bind{Region: d.u64(), FirstToken: d.u32()}
+		blocks := d.size("block list", d.u32(), MaxBlocks)
+		ticket := d.size("ticket", uint32(d.u16()), MaxTicket)
+		d.zero16()
+		d.zero32()
+		m.Blocks, m.Ticket = d.u32s(blocks), d.bytes(ticket)
+		return m
+	},
+	TypeRefuse: func(d *decoder) Message {
+		ticket := d.size("ticket", uint32(d.u16()), MaxTicket)
+		reason := d.size("reason", uint32(d.u16()), MaxText)
+		d.zero32()
+		return Refuse{Ticket: d.bytes(ticket), Reason: d.text(reason)}
+	},
+	TypeRevoke: func(d *decoder) Message {
+		m := Revoke{Lease: d.u64(), Nonce: d.nonce()}
+		n := d.size("reason", uint32(d.u16()), MaxText)
+		d.zero16()
+		d.zero32()
+		m.Reason = d.text(n)
+		return m
+	},
+	TypePing:   func(d *decoder) Message { return Ping{Value: d.u64()} },
+	TypePong:   func(d *decoder) Message { return Pong{Value: d.u64()} },
+	TypeStatus: func(*decoder) Message { return Status{} },
+	TypeStatusOK: func(d *decoder) Message {
+		n := d.size("status", d.u32(), MaxStatus)
+		d.zero32()
+		return StatusOK{JSON: d.bytes(n)}
+	},
+	TypeOK: func(d *decoder) Message { return OK{Value: d.u64()} },
+	TypeError: func(d *decoder) Message {
+		e := &Error{Code: Code(d.u16())}
+		n := d.size("text", uint32(d.u16()), MaxText)
+		d.zero32()
+		e.Text = d.text(n)
+		return e
+	},
+}
+
+func parsePresent(d *decoder) Message {
+	m := Present{Region: d.u64(), Tokens: d.u32()}
+	blocks := d.size("block list", d.u32(), MaxBlocks)
+	meta := d.size("meta", d.u32(), MaxMeta)
+	ticket := d.size("ticket", uint32(d.u16()), MaxTicket)
+	peer := d.size("peer address", uint32(d.u16()), MaxName)
+	m.Blocks, m.Ticket = d.u32s(blocks), d.bytes(ticket)
+	m.Peer, m.Meta = d.text(peer), d.bytes(meta)
+	return m
+}
+
+func parsePush(d *decoder) Message {
+	m := Push{Lease: d.u64(), Seq: d.u64()}
+	n := d.size("unit list", d.u32(), MaxUnits)
+	d.zero32()
+	if s := d.take(n * 12); len(s) > 0 {
+		m.Units = make([]Unit, n)
+		for i := range m.Units {
+			u := s[i*12:]
+			m.Units[i] = Unit{Layer: le.Uint32(u), First: le.Uint32(u[4:]), Count: le.Uint32(u[8:])}
+		}
+	}
+	return m
+}
+
+func parseEvent(t Type, d *decoder) Message {
+	e := Event{Kind: t, Lease: d.u64(), Nonce: d.nonce(), Seq: d.u64(), Tokens: d.u32(), FirstToken: d.u32()}
+	layout := d.size("layout", d.u32(), MaxLayout)
+	data := d.size("data", d.u32(), MaxRecord)
+	text := d.size("text", uint32(d.u16()), MaxText)
+	e.Code = d.u16()
+	d.zero32()
+	e.Layout, e.Text, e.Data = d.bytes(layout), d.text(text), d.bytes(data)
+	return e
+}

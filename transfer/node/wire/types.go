@@ -1,0 +1,159 @@
+package wire
+
+import "fmt"
+
+// Magic starts every frame: "HRU1" as bytes on the wire.
+const Magic = 0x31555248
+
+// HeaderLen is the size of the header before each payload.
+const HeaderLen = 24
+
+// The versions this code speaks. HELLO carries the sender's range, HELLO_OK the one chosen.
+const (
+	VersionMin = 1
+	VersionMax = 1
+)
+
+// Limits of one message. HELLO_OK announces the payload limit; the others are part of version 1.
+const (
+	MaxPayload = 2 << 20 // bytes after the header
+	MaxRecord  = 1 << 20 // bytes of a hand-off record
+	MaxMeta    = 64 << 10
+	MaxBlocks  = 1 << 17 // block ids in PRESENT or BIND
+	MaxUnits   = 1 << 16 // units in PUSH
+	MaxTicket  = 512
+	MaxName    = 255 // bytes of an engine id, node id, address
+	MaxText    = 1024
+	MaxLayout  = 4096
+	MaxStatus  = MaxPayload - 8
+)
+
+// Type says what a payload is.
+type Type uint16
+
+// Requests, engine to daemon. Each carries a request id that is not zero and is answered once.
+const (
+	TypeHello          Type = 0x01
+	TypeRegisterRegion Type = 0x02
+	TypeRemoveRegion   Type = 0x03
+	TypePresent        Type = 0x04
+	TypePush           Type = 0x05
+	TypeHandoff        Type = 0x06
+	TypeBind           Type = 0x07
+	TypeRefuse         Type = 0x08
+	TypeRevoke         Type = 0x09
+	TypePing           Type = 0x0a
+	TypeStatus         Type = 0x0b
+)
+
+// Answers, daemon to engine, carrying the id of their request.
+const (
+	TypeHelloOK  Type = 0x41
+	TypeOK       Type = 0x42
+	TypeError    Type = 0x43
+	TypePong     Type = 0x44
+	TypeStatusOK Type = 0x45
+)
+
+// Events, daemon to engine, with request id zero.
+const (
+	TypePresented Type = 0x81
+	TypeBound     Type = 0x82
+	TypeRefused   Type = 0x83
+	TypePushed    Type = 0x84
+	TypeSettled   Type = 0x85
+	TypeEnded     Type = 0x86
+	TypeGoodbye   Type = 0x87
+)
+
+var typeNames = map[Type]string{
+	TypeHello: "HELLO", TypeRegisterRegion: "REGISTER_REGION", TypeRemoveRegion: "REMOVE_REGION",
+	TypePresent: "PRESENT", TypePush: "PUSH", TypeHandoff: "HANDOFF", TypeBind: "BIND",
+	TypeRefuse: "REFUSE", TypeRevoke: "REVOKE", TypePing: "PING", TypeStatus: "STATUS",
+	TypeHelloOK: "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
+	TypePresented: "PRESENTED", TypeBound: "BOUND", TypeRefused: "REFUSED", TypePushed: "PUSHED",
+	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE",
+}
+
+func (t Type) String() string {
+	if s, ok := typeNames[t]; ok {
+		return s
+	}
+	return fmt.Sprintf("type %#x", uint16(t))
+}
+
+// IsEvent tells events, which answer no request, from answers.
+func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeGoodbye }
+
+// IsRequest tells what an engine may send.
+func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeStatus }
+
+// FlagQuiet on a PUSH asks for no OK: only a refusal is answered. It saves engines that push every
+// layer an answer they would not look at; the PUSHED event comes all the same.
+const FlagQuiet uint32 = 1
+
+// Code is the reason class of an ERROR or GOODBYE, for programs; the text beside it is for people.
+type Code uint16
+
+// The codes of version 1. Others must be treated like CodeInternal.
+const (
+	CodeVersion     Code = 1  // no version in common
+	CodeMalformed   Code = 2  // the payload does not parse
+	CodeUnknownType Code = 3  // a message type this side does not know
+	CodeFraming     Code = 4  // bad magic or a length above the limit: the connection is closed after this
+	CodeDescriptor  Code = 5  // descriptors missing, surplus or truncated
+	CodeState       Code = 6  // HELLO missing or repeated
+	CodeAttached    Code = 7  // the engine id is attached by another live connection
+	CodeBusy        Code = 8  // more requests in flight than HELLO_OK allows
+	CodeRegion      Code = 9  // memory or layout refused
+	CodeNotFound    Code = 10 // no such region or lease
+	CodeTicket      Code = 11 // ticket forged, malformed, replayed, or for another node or engine
+	CodeExpired     Code = 12 // deadline passed
+	CodeLimit       Code = 13 // a limit of the daemon would be exceeded
+	CodeLease       Code = 14 // the lease's state does not allow it
+	CodeShutdown    Code = 15 // the daemon is stopping
+	CodeInternal    Code = 16 // anything else
+	CodeDenied      Code = 17 // peer credentials refused
+	CodeSlow        Code = 18 // the engine did not read or was silent too long
+)
+
+var codeNames = [...]string{
+	CodeVersion: "version", CodeMalformed: "malformed", CodeUnknownType: "unknown-type", CodeFraming: "framing",
+	CodeDescriptor: "descriptor", CodeState: "state", CodeAttached: "attached", CodeBusy: "busy",
+	CodeRegion: "region", CodeNotFound: "not-found", CodeTicket: "ticket", CodeExpired: "expired",
+	CodeLimit: "limit", CodeLease: "lease", CodeShutdown: "shutdown", CodeInternal: "internal",
+	CodeDenied: "denied", CodeSlow: "slow",
+}
+
+func (c Code) String() string {
+	if int(c) < len(codeNames) && codeNames[c] != "" {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("code %d", uint16(c))
+}
+
+// Error is a refusal as it travels: a code and a text.
+type Error struct {
+	Code Code
+	Text string
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// Is matches another *Error of the same code, so that errors.Is(err, &Error{Code: c}) works.
+func (e *Error) Is(target error) bool {
+	t, ok := target.(*Error)
+	return ok && t.Code == e.Code && (t.Text == "" || t.Text == e.Text)
+}
+
+// Errorf makes an Error, cut to what the wire carries.
+func Errorf(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Text: cut(fmt.Sprintf(format, args...), MaxText)}
+}
+
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n]
+}

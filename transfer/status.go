@@ -1,0 +1,89 @@
+package transfer
+
+import "time"
+
+// Status is a snapshot of an engine for people and programs. It copies everything: holding it holds nothing.
+type Status struct {
+	NodeID       string            `json:"node_id"`
+	Epoch        uint64            `json:"epoch"`
+	DataAddr     string            `json:"data_addr"`
+	RateLimitBps int64             `json:"rate_limit_bytes_per_s"` // 0: none
+	Transports   []TransportStatus `json:"transports"`
+	Engines      []ClientStatus    `json:"engines"`
+	Leases       []LeaseStatus     `json:"leases"`
+	Channels     []ChannelStatus   `json:"channels"`
+	Totals       Totals            `json:"totals"`
+	Tickets      int               `json:"tickets_remembered"`
+}
+
+// Totals count since the engine started.
+type Totals struct {
+	BytesSent        uint64 `json:"bytes_sent"`     // payload of pieces posted and completed
+	BytesLanded      uint64 `json:"bytes_landed"`   // payload counted as landed, once each
+	PiecesDuplicate  uint64 `json:"pieces_duplicate"`
+	PiecesDiscarded  uint64 `json:"pieces_discarded"` // arrived for a lease that had ended, or aborted by the sender
+	LeasesPresented  uint64 `json:"leases_presented"`
+	LeasesSettled    uint64 `json:"leases_settled"`
+	LeasesRevoked    uint64 `json:"leases_revoked"`
+	LeasesExpired    uint64 `json:"leases_expired"`
+	TicketsRefused   uint64 `json:"tickets_refused"`
+	ChannelsOpened   uint64 `json:"channels_opened"`
+	ChannelsDied     uint64 `json:"channels_died"`
+	HandshakesFailed uint64 `json:"handshakes_failed"`
+	FencesForced     uint64 `json:"fences_forced"`
+}
+
+// TransportStatus says what this host can use, and why not.
+type TransportStatus struct {
+	Name   string `json:"name"`
+	Usable bool   `json:"usable"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// ClientStatus is one attached engine.
+type ClientStatus struct {
+	EngineID string         `json:"engine_id"`
+	Leases   int            `json:"leases"`
+	Regions  []RegionStatus `json:"regions"`
+}
+
+// RegionStatus is one lent region.
+type RegionStatus struct {
+	ID     RegionID `json:"id"`
+	Bytes  uint64   `json:"bytes"`
+	Blocks uint32   `json:"blocks"`
+	Layers uint32   `json:"layers"`
+}
+
+// LeaseStatus is one living lease.
+type LeaseStatus struct {
+	ID          LeaseID   `json:"id"`
+	Side        string    `json:"side"` // source or target
+	State       string    `json:"state"`
+	Engine      string    `json:"engine"`
+	PeerNode    string    `json:"peer_node"`
+	Tokens      uint32    `json:"tokens"`
+	UnitsWanted uint64    `json:"pieces_wanted"`
+	UnitsDone   uint64    `json:"pieces_done"`
+	Deadline    time.Time `json:"deadline"`
+}
+
+// ChannelStatus is one channel's end.
+type ChannelStatus struct {
+	PeerNode     string    `json:"peer_node"`
+	PeerAddr     string    `json:"peer_addr"`
+	Dialled      bool      `json:"dialled"`
+	Transport    string    `json:"transport"`
+	Why          string    `json:"why"` // the transport was chosen
+	Lanes        int       `json:"lanes"`
+	LanesUp      int       `json:"lanes_up"`
+	Since        time.Time `json:"since"`
+	SentBps      float64   `json:"sent_bytes_per_s"` // exponentially weighted, over about two seconds
+	LandedBps    float64   `json:"landed_bytes_per_s"`
+	BacklogBytes uint64    `json:"backlog_bytes"` // pushed and not yet landed
+	RTTMicros    float64   `json:"rtt_us"`
+	BytesSent    uint64    `json:"bytes_sent"`
+	BytesLanded  uint64    `json:"bytes_landed"`
+	Errors       uint64    `json:"errors"`
+	LastError    string    `json:"last_error,omitempty"`
+}

@@ -1,0 +1,59 @@
+package transfer
+
+import (
+	"context"
+	"net"
+)
+
+// Transport moves pieces of leases between regions. The engine owns leases, landing, fences and fairness; a transport
+// owns lanes and how bytes get from one end of a lane to the other.
+type Transport interface {
+	// Name is the word users know it by: tcp, shm, rdma.
+	Name() string
+	// Local says that it joins a daemon with itself and nobody else.
+	Local() bool
+	// Probe answers nil, or why this host cannot use the transport.
+	Probe() error
+	// Dial and Accept set up the two ends of one channel's lanes. Both return when all lanes are ready to carry pieces.
+	Dial(ctx context.Context, s *Setup) (Link, error)
+	Accept(ctx context.Context, s *Setup) (Link, error)
+	// Close releases what the transport holds beyond its links, which are closed before.
+	Close() error
+}
+
+// Setup is what a transport is given to set up its end of a channel.
+type Setup struct {
+	Channel [16]byte // the same at both ends
+	Lanes   int      // how many
+	Target  Target   // where pieces that arrive on this end are announced
+	// Exchange sends local to the other end's transport over the authenticated control connection and returns what that
+	// one sent: queue pair numbers, GIDs. At most ExchangeMax bytes. Each end calls it at most once.
+	Exchange func(ctx context.Context, local []byte) (remote []byte, err error)
+	// DialStream and AcceptStream give authenticated byte streams, one a lane. DialStream is for the dialling end,
+	// AcceptStream for the accepting one.
+	DialStream   func(ctx context.Context, lane int) (net.Conn, error)
+	AcceptStream func(ctx context.Context) (lane int, conn net.Conn, err error)
+	// LaneDown is to be called once for each lane that fails; Link.Close need not.
+	LaneDown func(lane int, err error)
+	Pauses   *Pauses
+}
+
+// ExchangeMax bounds what transports may tell each other while a channel is set up.
+const ExchangeMax = 64 << 10
+
+// Link is one end of a channel's lanes.
+type Link interface {
+	// Post hands one piece to a lane. It may block until the lane took it. w.Done is called exactly once, from any goroutine,
+	// perhaps before Post returns: no byte of the source is read by it after that. A lane is given pieces of one lease
+	// at a time, and at most Depth pieces that are not done.
+	Post(lane int, w *Write)
+	Depth() int
+	// Abort puts a lane into its error state: what was posted is flushed, and when Abort returns the lane reads and
+	// writes no region any more. LaneDown follows.
+	Abort(lane int, cause error)
+	// OneSided says that arriving bytes are not guarded piece by piece on this side, so that a fence needs the writer's
+	// agreement, or else Abort.
+	OneSided() bool
+	// Close aborts all lanes and waits for their goroutines.
+	Close() error
+}
