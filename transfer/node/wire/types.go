@@ -19,7 +19,7 @@ const (
 	MaxPayload = 2 << 20 // bytes after the header
 	MaxRecord  = 1 << 20 // bytes of a hand-off record
 	MaxMeta    = 64 << 10
-	MaxBlocks  = 1 << 17 // block ids in PRESENT or BIND
+	MaxBlocks  = 1 << 16 // block ids in PRESENT or BIND
 	MaxUnits   = 1 << 16 // units in PUSH
 	MaxTicket  = 512
 	MaxName    = 255 // bytes of an engine id, node id, address
@@ -95,34 +95,61 @@ const FlagQuiet uint32 = 1
 // Code is the reason class of an ERROR or GOODBYE, for programs; the text beside it is for people.
 type Code uint16
 
-// The codes of version 1. Others must be treated like CodeInternal.
+// The codes of version 1. Unknown ones are to be treated like CodeInternal.
 const (
-	CodeVersion     Code = 1  // no version in common
-	CodeMalformed   Code = 2  // the payload does not parse
-	CodeUnknownType Code = 3  // a message type this side does not know
-	CodeFraming     Code = 4  // bad magic or a length above the limit: the connection is closed after this
-	CodeDescriptor  Code = 5  // descriptors missing, surplus or truncated
-	CodeState       Code = 6  // HELLO missing or repeated
-	CodeAttached    Code = 7  // the engine id is attached by another live connection
-	CodeBusy        Code = 8  // more requests in flight than HELLO_OK allows
-	CodeRegion      Code = 9  // memory or layout refused
-	CodeNotFound    Code = 10 // no such region or lease
-	CodeTicket      Code = 11 // ticket forged, malformed, replayed, or for another node or engine
-	CodeExpired     Code = 12 // deadline passed
-	CodeLimit       Code = 13 // a limit of the daemon would be exceeded
-	CodeLease       Code = 14 // the lease's state does not allow it
-	CodeShutdown    Code = 15 // the daemon is stopping
-	CodeInternal    Code = 16 // anything else
-	CodeDenied      Code = 17 // peer credentials refused
-	CodeSlow        Code = 18 // the engine did not read or was silent too long
+	CodeVersion       Code = 1  // no version in common
+	CodeMalformed     Code = 2  // the payload does not parse
+	CodeUnknownType   Code = 3  // a message type this side does not know
+	CodeFraming       Code = 4  // bad magic or a length above the limit: the connection is closed after this
+	CodeDescriptor    Code = 5  // descriptors missing, surplus or truncated
+	CodeState         Code = 6  // HELLO missing or repeated
+	CodeAttached      Code = 7  // the engine id is attached by another live connection
+	CodeBusy          Code = 8  // more requests in flight than HELLO_OK allows
+	CodeRegion        Code = 9  // memory refused: not sealed, too small, not a memfd
+	CodeLayout        Code = 10 // layout refused: overlap, overflow or out of bounds
+	CodePlan          Code = 11 // no copy plan between the two layouts
+	CodeUnknownRegion Code = 12 // no such region
+	CodeUnknownLease  Code = 13 // no such lease, or none any more
+	CodeLeaseEnded    Code = 14 // the lease has ended
+	CodeNotPresented  Code = 15 // the ticket has not been presented
+	CodeTicketUsed    Code = 16 // the ticket was bound or refused before
+	CodeWrongTicket   Code = 17 // the ticket is made out to another node or engine
+	CodeBadTicket     Code = 18 // the ticket is malformed or not authentic
+	CodeExpired       Code = 19 // a deadline passed
+	CodeLimit         Code = 20 // a limit of the daemon would be exceeded
+	CodeInvalid       Code = 21 // the request makes no sense as it stands
+	CodeShutdown      Code = 22 // the daemon is stopping
+	CodeDenied        Code = 23 // peer credentials refused
+	CodeSlow          Code = 24 // the engine did not read its events, or was silent too long
+	CodeInternal      Code = 25 // anything else
 )
 
 var codeNames = [...]string{
-	CodeVersion: "version", CodeMalformed: "malformed", CodeUnknownType: "unknown-type", CodeFraming: "framing",
-	CodeDescriptor: "descriptor", CodeState: "state", CodeAttached: "attached", CodeBusy: "busy",
-	CodeRegion: "region", CodeNotFound: "not-found", CodeTicket: "ticket", CodeExpired: "expired",
-	CodeLimit: "limit", CodeLease: "lease", CodeShutdown: "shutdown", CodeInternal: "internal",
-	CodeDenied: "denied", CodeSlow: "slow",
+	CodeVersion:       "version",
+	CodeMalformed:     "malformed",
+	CodeUnknownType:   "unknown-type",
+	CodeFraming:       "framing",
+	CodeDescriptor:    "descriptor",
+	CodeState:         "state",
+	CodeAttached:      "attached",
+	CodeBusy:          "busy",
+	CodeRegion:        "region",
+	CodeLayout:        "layout",
+	CodePlan:          "plan",
+	CodeUnknownRegion: "unknown-region",
+	CodeUnknownLease:  "unknown-lease",
+	CodeLeaseEnded:    "lease-ended",
+	CodeNotPresented:  "not-presented",
+	CodeTicketUsed:    "ticket-used",
+	CodeWrongTicket:   "wrong-ticket",
+	CodeBadTicket:     "bad-ticket",
+	CodeExpired:       "expired",
+	CodeLimit:         "limit",
+	CodeInvalid:       "invalid",
+	CodeShutdown:      "shutdown",
+	CodeDenied:        "denied",
+	CodeSlow:          "slow",
+	CodeInternal:      "internal",
 }
 
 func (c Code) String() string {
