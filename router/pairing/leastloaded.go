@@ -1,0 +1,172 @@
+package pairing
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+)
+
+// decodeTokens is what one decode stream weighs beside tokens to prefill: a step serves all streams of a worker at
+// once, so that a stream costs far less than the tokens it makes, yet much more than none.
+const decodeTokens = 64
+
+// LeastLoaded takes the pair with the least work queued at this router. Ties go round.
+type LeastLoaded struct{ turn atomic.Uint32 }
+
+var _ Policy = (*LeastLoaded)(nil)
+
+// Name is the policy's name in configuration and metrics.
+func (*LeastLoaded) Name() string { return "least-loaded" }
+
+// Pick filters, scores and picks.
+func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, error) {
+	f := filter(r, v)
+	if len(f.left) == 0 {
+		return Decision{}, f.none(r)
+	}
+	d := Decision{Rejected: f.rejected}
+	turn := int(p.turn.Add(1))
+	why := "this attempt asks for one worker"
+	if !r.Whole {
+		var ok bool
+		if ok, why = pickPair(&d, f.left, v, turn); ok {
+			d.Reason = f.note(why)
+			return d, nil
+		}
+	}
+	best := -1
+	for k := range f.left {
+		i := (k + turn) % len(f.left)
+		if best < 0 || wholeBefore(f.left[i], f.left[best]) {
+			best = i
+		}
+	}
+	w := f.left[best]
+	d.Whole = w.Worker
+	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(f.left), wholeScore(w)))
+	return d, nil
+}
+
+func prefillScore(c *Candidate) int64 { return c.Load.PrefillTokens + c.Load.Decodes*decodeTokens }
+func decodeScore(c *Candidate) int64  { return c.Load.Decodes*decodeTokens + c.Load.PrefillTokens }
+func wholeScore(c *Candidate) int64   { return c.Load.PrefillTokens + c.Load.Decodes*decodeTokens }
+
+// wholeBefore prefers workers that decode anyway over those set aside for prefill, then the less loaded.
+func wholeBefore(a, b *Candidate) bool {
+	if x, y := a.Role.Decodes(), b.Role.Decodes(); x != y {
+		return x
+	}
+	return wholeScore(a) < wholeScore(b)
+}
+
+// pickPair takes the pair of least summed load among those that fit: one model fingerprint, both with a daemon, not
+// one worker twice. Equal block sizes go first, as their copy plans are the cheapest.
+func pickPair(d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
+	var best struct {
+		p, d  *Candidate
+		score int64
+		same  bool
+	}
+	prefills, decodes, pairs := 0, 0, 0
+	for k := range left {
+		p := left[(k+turn)%len(left)]
+		if !p.Role.Prefills() || p.NodeID == "" {
+			continue
+		}
+		prefills++
+		for m := range left {
+			c := left[(m+turn)%len(left)]
+			if !c.Role.Decodes() || c.NodeID == "" || c.NodeData == "" || c.ID == p.ID || c.Fingerprint != p.Fingerprint || c.Dialect != p.Dialect {
+				continue
+			}
+			if v.PairBarred != nil && v.PairBarred(p.ID, c.ID) {
+				continue
+			}
+			pairs++
+			score, same := prefillScore(p)+decodeScore(c), p.BlockTokens == c.BlockTokens
+			if best.p == nil || same && !best.same || same == best.same && score < best.score {
+				best.p, best.d, best.score, best.same = p, c, score, same
+			}
+		}
+	}
+	for _, c := range left {
+		if c.Role.Decodes() && c.NodeData != "" {
+			decodes++
+		}
+	}
+	switch {
+	case best.p != nil:
+		d.Prefill, d.Decode = best.p.Worker, best.d.Worker
+		return true, fmt.Sprintf("pair: least load of %d (prefill %d tokens, decode %d streams)", pairs, best.p.Load.PrefillTokens, best.d.Load.Decodes)
+	case prefills == 0:
+		return false, "no prefill worker with a node daemon"
+	case decodes == 0:
+		return false, "no decode worker with a node daemon"
+	}
+	return false, "no two workers fit together"
+}
+
+type filtered struct {
+	left       []*Candidate
+	rejected   []Rejection
+	modelKnown bool
+	lastResort string
+}
+
+func (f *filtered) note(reason string) string {
+	if f.lastResort != "" {
+		return reason + "; " + f.lastResort
+	}
+	return reason
+}
+
+func (f *filtered) none(r Request) error {
+	if !f.modelKnown {
+		return &ErrNone{Reason: fmt.Sprintf("no worker has model %q", r.Model)}
+	}
+	return &ErrNone{ModelKnown: true, Reason: "every worker of the model failed or cools down"}
+}
+
+// filter takes out who has another model, failed this request or cools down. When only workers that cool down are
+// left they are taken after all: a worker may be back, and trying is better than refusing.
+func filter(r Request, v *View) *filtered {
+	f := &filtered{left: make([]*Candidate, 0, len(v.Workers))}
+	var cooling []*Candidate
+	for i := range v.Workers {
+		c := &v.Workers[i]
+		switch {
+		case c.Model != r.Model:
+			continue // not worth a line each in a fleet of many models
+		case excluded(r.Exclude, c.ID):
+			f.reject(c, "failed this request")
+		case c.CoolUntil.After(v.Now):
+			f.reject(c, "cools down: "+c.CoolReason)
+			cooling = append(cooling, c)
+		default:
+			f.left = append(f.left, c)
+		}
+		f.modelKnown = true
+	}
+	if len(f.left) == 0 && len(cooling) > 0 {
+		f.left, f.lastResort = cooling, "all that are left cool down"
+	}
+	return f
+}
+
+// rejectionsMax bounds what one decision keeps.
+const rejectionsMax = 16
+
+func (f *filtered) reject(c *Candidate, reason string) {
+	if len(f.rejected) < rejectionsMax {
+		f.rejected = append(f.rejected, Rejection{c.ID, reason})
+	}
+}
+
+func excluded(ids []string, id string) bool {
+	for _, e := range ids {
+		if e == id {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,103 @@
+package pairing
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+var now = time.Unix(1_790_000_000, 0)
+
+func worker(id string, role Role) Candidate {
+	return Candidate{Worker: &Worker{ID: id, Role: role, Model: "m", Addr: id + ":1", NodeID: "n-" + id, NodeData: id + ":2", Fingerprint: "f", BlockTokens: 16}}
+}
+
+func with(c Candidate, change func(*Candidate)) Candidate {
+	change(&c)
+	return c
+}
+
+func TestLeastLoaded(t *testing.T) {
+	busy := func(tokens, decodes int64) func(*Candidate) {
+		return func(c *Candidate) { c.Load = Load{PrefillTokens: tokens, Decodes: decodes} }
+	}
+	cooling := func(c *Candidate) { c.CoolUntil, c.CoolReason = now.Add(time.Second), "refused" }
+	for _, tt := range []struct {
+		name    string
+		workers []Candidate
+		request Request
+		barred  string
+		want    string // p>d or whole worker
+		reason  string
+	}{
+		{name: "a pair", workers: []Candidate{worker("p", RolePrefill), worker("d", RoleDecode)}, want: "p>d", reason: "pair"},
+		{name: "the least loaded of each", workers: []Candidate{
+			with(worker("p1", RolePrefill), busy(100, 0)), with(worker("p2", RolePrefill), busy(10, 0)),
+			with(worker("d1", RoleDecode), busy(0, 1)), with(worker("d2", RoleDecode), busy(0, 3))}, want: "p2>d1"},
+		{name: "only decode", workers: []Candidate{worker("d", RoleDecode)}, want: "d", reason: "no prefill worker"},
+		{name: "only prefill", workers: []Candidate{worker("p", RolePrefill)}, want: "p", reason: "no decode worker"},
+		{name: "one of both roles", workers: []Candidate{worker("b", RoleBoth)}, want: "b", reason: "no two workers"},
+		{name: "two of both roles", workers: []Candidate{with(worker("b1", RoleBoth), busy(9, 0)), with(worker("b2", RoleBoth), busy(8, 0)), with(worker("b3", RoleBoth), busy(900, 0))}, want: "b1>b2 b2>b1"},
+		{name: "decode without a daemon", workers: []Candidate{worker("p", RolePrefill), with(worker("d", RoleDecode), func(c *Candidate) { c.NodeData = "" })}, want: "d", reason: "no decode worker with"},
+		{name: "prefill without a daemon", workers: []Candidate{with(worker("p", RolePrefill), func(c *Candidate) { c.NodeID = "" }), worker("d", RoleDecode)}, want: "d", reason: "no prefill worker with"},
+		{name: "other fingerprint", workers: []Candidate{worker("p", RolePrefill), with(worker("d", RoleDecode), func(c *Candidate) { c.Fingerprint = "g" })}, want: "d", reason: "no two"},
+		{name: "equal blocks before less load", workers: []Candidate{worker("p", RolePrefill), with(worker("d1", RoleDecode), func(c *Candidate) { c.BlockTokens = 32 }), with(worker("d2", RoleDecode), busy(0, 5))}, want: "p>d2"},
+		{name: "other blocks rather than none", workers: []Candidate{worker("p", RolePrefill), with(worker("d", RoleDecode), func(c *Candidate) { c.BlockTokens = 32 })}, want: "p>d"},
+		{name: "cooling is left alone", workers: []Candidate{worker("p", RolePrefill), with(worker("d1", RoleDecode), cooling), with(worker("d2", RoleDecode), busy(0, 5))}, want: "p>d2"},
+		{name: "cooling rather than nothing", workers: []Candidate{with(worker("p", RolePrefill), cooling), with(worker("d", RoleDecode), cooling)}, want: "p>d", reason: "cool down"},
+		{name: "excluded", workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), worker("d2", RoleDecode)}, request: Request{Exclude: []string{"d1"}}, want: "p>d2"},
+		{name: "whole asked for", workers: []Candidate{worker("p", RolePrefill), worker("d", RoleDecode)}, request: Request{Whole: true}, want: "d", reason: "asks for one"},
+		{name: "barred pair", workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), with(worker("d2", RoleDecode), busy(0, 5))}, barred: "p>d1", want: "p>d2"},
+		{name: "other model", workers: []Candidate{with(worker("p", RolePrefill), func(c *Candidate) { c.Model = "x" }), worker("d", RoleDecode)}, want: "d"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := &View{Now: now, Workers: tt.workers, PairBarred: func(p, d string) bool { return p+">"+d == tt.barred }}
+			tt.request.Model = "m"
+			d, err := (&LeastLoaded{}).Pick(context.Background(), tt.request, v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got string
+			if d.Whole != nil {
+				got = d.Whole.ID
+			} else {
+				got = d.Prefill.ID + ">" + d.Decode.ID
+			}
+			if !strings.Contains(" "+tt.want+" ", " "+got+" ") || !strings.Contains(d.Reason, tt.reason) {
+				t.Errorf("Pick = %s (%s), want %s (%s)", got, d.Reason, tt.want, tt.reason)
+			}
+		})
+	}
+}
+
+func TestNone(t *testing.T) {
+	v := &View{Now: now, Workers: []Candidate{worker("p", RolePrefill)}}
+	for _, tt := range []struct {
+		r     Request
+		known bool
+	}{{Request{Model: "x"}, false}, {Request{Model: "m", Exclude: []string{"p"}}, true}} {
+		_, err := (&LeastLoaded{}).Pick(context.Background(), tt.r, v)
+		var none *ErrNone
+		if !errors.As(err, &none) || none.ModelKnown != tt.known {
+			t.Errorf("Pick(%+v) = %v", tt.r, err)
+		}
+	}
+}
+
+func TestTiesGoRound(t *testing.T) {
+	v := &View{Now: now, Workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), worker("d2", RoleDecode), worker("d3", RoleDecode)}}
+	var p LeastLoaded
+	seen := map[string]int{}
+	for range 40 {
+		d, err := p.Pick(context.Background(), Request{Model: "m"}, v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[d.Decode.ID]++
+	}
+	if len(seen) != 3 || seen["d1"] < 5 || seen["d2"] < 5 || seen["d3"] < 5 {
+		t.Errorf("of 40 equal choices: %v", seen)
+	}
+}

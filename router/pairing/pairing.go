@@ -1,0 +1,111 @@
+// Package pairing chooses the prefill and the decode worker of a request together: filter, score, pick.
+//
+// A policy is pure: it sees a request and a snapshot of the fleet and answers with a decision that explains itself.
+// It opens nothing, has no clock of its own and keeps nothing but a seeded tie-breaker.
+package pairing
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Role is what a worker offers.
+type Role string
+
+// Roles.
+const (
+	RolePrefill Role = "prefill"
+	RoleDecode  Role = "decode"
+	RoleBoth    Role = "both"
+)
+
+// Prefills tells whether the role takes prefill legs.
+func (r Role) Prefills() bool { return r == RolePrefill || r == RoleBoth }
+
+// Decodes tells whether the role takes decode legs.
+func (r Role) Decodes() bool { return r == RoleDecode || r == RoleBoth }
+
+// Worker is an engine as the registry knows it.
+type Worker struct {
+	ID       string
+	Role     Role
+	Model    string
+	Addr     string // host:port of its HTTP server
+	NodeID   string // of its node daemon, "" for none
+	NodeData string // host:port of that daemon's data plane, "" while it has none
+	Dialect  string
+
+	Fingerprint string // hex, of the model; only equals exchange KV
+
+	BlockTokens   uint32
+	Blocks        uint32
+	ContextTokens uint32
+}
+
+// Load is what a worker has to do, as far as this router gave it.
+type Load struct {
+	PrefillTokens int64 // of prompts whose prefill has not ended yet, estimated
+	Prefills      int64
+	Decodes       int64 // streams, those still waiting for their KV included
+}
+
+// Candidate is a worker with its load and health.
+type Candidate struct {
+	*Worker
+	Load Load
+	// CoolUntil, when after the view's Now, is the time up to which the worker is left alone because it just failed.
+	CoolUntil time.Time
+	// Why it is left alone.
+	CoolReason string
+}
+
+// View is a snapshot of the fleet. Policies must not change it.
+type View struct {
+	Now     time.Time
+	Workers []Candidate
+	// PairBarred tells whether the two were found unable to work together lately; nil for none.
+	PairBarred func(prefill, decode string) bool
+}
+
+// Request is what a policy may know of a request.
+type Request struct {
+	ID           string
+	Model        string
+	PromptTokens int64 // estimated
+	Attempt      int   // 1 for the first
+	// Exclude has the workers that failed this request already.
+	Exclude []string
+	// Whole asks for one worker to do everything.
+	Whole bool
+}
+
+// Decision is either Whole alone, or Prefill and Decode.
+type Decision struct {
+	Prefill, Decode, Whole *Worker
+	// Reason says in words why these, and why not a pair when Whole is set.
+	Reason string
+	// Rejected has what the filters took out, for people to read.
+	Rejected []Rejection
+}
+
+// Rejection is a worker that was not considered.
+type Rejection struct {
+	Worker string `json:"worker"`
+	Reason string `json:"reason"`
+}
+
+// Policy decides.
+type Policy interface {
+	Name() string
+	Pick(ctx context.Context, r Request, v *View) (Decision, error)
+}
+
+// ErrNone is what Pick answers when nobody can serve the request now.
+type ErrNone struct {
+	// ModelKnown tells that somebody has the model, though not now.
+	ModelKnown bool
+	Reason     string
+}
+
+func (e *ErrNone) Error() string { return fmt.Sprintf("pick workers: %s", e.Reason) }

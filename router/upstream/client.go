@@ -1,0 +1,179 @@
+// Package upstream is the router's HTTP client towards engines: a small pool of connections a worker, requests written
+// in pieces, and responses read in batches of whole server-sent events with a deadline on every read.
+//
+// Closing a leg closes its connection, which is how a worker learns that a request is cancelled. The package knows no
+// dialect and no policy: what the events mean, and whom to dial, is its caller's business.
+package upstream
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+)
+
+// Config has useful zero values.
+type Config struct {
+	DialTimeout    time.Duration // 1 s
+	SilenceTimeout time.Duration // 3 s: a worker that says nothing for so long is dead or stopped
+	WriteTimeout   time.Duration // 10 s for each write
+	// FinishTimeout bounds how long a leg that Finish was called on may take to end by itself. 1 s
+	FinishTimeout time.Duration
+	IdleTimeout   time.Duration // 30 s
+	IdlePerWorker int           // 64
+	EventBytesMax int           // 1 MiB: the longest event, and the longest body of an error
+}
+
+func (c *Config) setDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&c.DialTimeout, time.Second)
+	def(&c.SilenceTimeout, 3*time.Second)
+	def(&c.WriteTimeout, 10*time.Second)
+	def(&c.FinishTimeout, time.Second)
+	def(&c.IdleTimeout, 30*time.Second)
+	if c.IdlePerWorker == 0 {
+		c.IdlePerWorker = 64
+	}
+	if c.EventBytesMax == 0 {
+		c.EventBytesMax = 1 << 20
+	}
+}
+
+// Target is a worker to dial.
+type Target struct{ ID, Addr string }
+
+// Client holds the idle connections and knows every leg. Safe for concurrent use.
+type Client struct {
+	cfg Config
+	wg  sync.WaitGroup // legs' goroutines
+
+	mu     sync.Mutex
+	idle   map[string][]*conn // by address, the most recently used last
+	legs   map[*Leg]struct{}
+	closed bool
+}
+
+// New makes a Client.
+func New(cfg Config) *Client {
+	cfg.setDefaults()
+	return &Client{cfg: cfg, idle: map[string][]*conn{}, legs: map[*Leg]struct{}{}}
+}
+
+// Open sends r to t. The answer, or the reason why there is none, comes on the leg's channel.
+func (c *Client) Open(t Target, r Request) *Leg {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Leg{Target: t, C: make(chan Batch, batchesAhead), client: c, request: r, ctx: ctx, cancel: cancel, done: make(chan struct{})}
+	l.heard.Store(time.Now().UnixNano())
+	c.mu.Lock()
+	if c.closed {
+		cancel()
+	}
+	c.legs[l] = struct{}{}
+	c.wg.Add(1)
+	c.mu.Unlock()
+	go l.run()
+	return l
+}
+
+// Keep closes the idle connections to all addresses but those for which keep says yes.
+func (c *Client) Keep(keep func(addr string) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, conns := range c.idle {
+		if keep(addr) {
+			continue
+		}
+		for _, cn := range conns {
+			cn.Close()
+		}
+		delete(c.idle, addr)
+	}
+}
+
+// CloseIdle closes connections that were idle for longer than the timeout.
+func (c *Client) CloseIdle(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for addr, conns := range c.idle {
+		n := 0 // the oldest come first
+		for n < len(conns) && now.Sub(conns[n].idleSince) > c.cfg.IdleTimeout {
+			conns[n].Close()
+			n++
+		}
+		if n == len(conns) {
+			delete(c.idle, addr)
+		} else if n > 0 {
+			c.idle[addr] = append(conns[:0:0], conns[n:]...)
+		}
+	}
+}
+
+// Close cancels all legs, closes all connections and waits for the legs' goroutines.
+func (c *Client) Close() {
+	c.mu.Lock()
+	c.closed = true
+	legs := make([]*Leg, 0, len(c.legs))
+	for l := range c.legs {
+		legs = append(legs, l)
+	}
+	c.mu.Unlock()
+	for _, l := range legs {
+		l.abort()
+	}
+	c.wg.Wait()
+	c.Keep(func(string) bool { return false })
+}
+
+// Counts returns the number of legs in flight and of idle connections.
+func (c *Client) Counts() (legs, idle int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conns := range c.idle {
+		idle += len(conns)
+	}
+	return len(c.legs), idle
+}
+
+// take returns an idle connection that the worker has not closed meanwhile, or nil.
+func (c *Client) take(addr string) *conn {
+	for {
+		c.mu.Lock()
+		conns := c.idle[addr]
+		if len(conns) == 0 {
+			c.mu.Unlock()
+			return nil
+		}
+		cn := conns[len(conns)-1]
+		conns[len(conns)-1] = nil
+		c.idle[addr] = conns[:len(conns)-1]
+		c.mu.Unlock()
+		if time.Since(cn.idleSince) <= c.cfg.IdleTimeout && cn.alive() {
+			return cn
+		}
+		cn.Close()
+	}
+}
+
+func (c *Client) put(addr string, cn *conn) {
+	cn.idleSince = time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || len(c.idle[addr]) >= c.cfg.IdlePerWorker {
+		cn.Close()
+		return
+	}
+	c.idle[addr] = append(c.idle[addr], cn)
+}
+
+func (c *Client) dial(ctx context.Context, addr string) (*conn, error) {
+	d := net.Dialer{Timeout: c.cfg.DialTimeout}
+	nc, err := d.DialContext(ctx, "tcp", addr) // Go sets TCP_NODELAY on every TCP connection
+	if err != nil {
+		return nil, err
+	}
+	return newConn(nc, c.cfg.SilenceTimeout), nil
+}

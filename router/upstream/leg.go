@@ -1,0 +1,323 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/valyala/fasthttp"
+)
+
+// batchesAhead is how far a leg reads ahead of its consumer; behind that TCP slows the worker down.
+const batchesAhead = 4
+
+// Request is a POST.
+type Request struct {
+	Path      string
+	RequestID string
+	// Body is sent piece by piece and must stay unchanged until the leg has ended.
+	Body [][]byte
+}
+
+// Batch is what one read brought.
+type Batch struct {
+	// Status and RetryAfter are the response's, in every batch that came behind its header; 0 when there was none.
+	Status     int
+	RetryAfter time.Duration
+	// Data holds whole events for an event stream, else (SSE false) the whole body. It is valid until Release.
+	Data []byte
+	SSE  bool
+	// Err, in the last batch of a leg only, is io.EOF for a response that ended as it should, else an *Error.
+	Err error
+
+	buf *buffer
+}
+
+// Release hands the data's memory back.
+func (b *Batch) Release() {
+	if b.buf != nil {
+		b.buf.free()
+		b.buf, b.Data = nil, nil
+	}
+}
+
+// Kind is the sort of a leg's failure.
+type Kind string
+
+// Kinds of failures.
+const (
+	KindRefused  Kind = "refused"  // no connection was had: nothing was sent
+	KindSilent   Kind = "silent"   // nothing was heard for the silence timeout
+	KindLost     Kind = "lost"     // the connection broke or ended early
+	KindProtocol Kind = "protocol" // what came is no HTTP or too long
+	KindClosed   Kind = "closed"   // Close was called
+)
+
+// Error is why a leg ended before its response did.
+type Error struct {
+	Kind Kind
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+// Leg is one request to one worker, and its response.
+type Leg struct {
+	Target Target
+	// C brings the response. It is closed behind the batch with Err.
+	C chan Batch
+
+	client  *Client
+	request Request
+	ctx     context.Context // ended by Close, or when a finishing leg takes too long
+	cancel  context.CancelFunc
+	done    chan struct{}
+	heard   atomic.Int64
+
+	mu        sync.Mutex // guards what follows
+	conn      net.Conn
+	closed    bool
+	finishing bool
+	timer     *time.Timer
+}
+
+// LastHeard is when the worker last sent anything, or when the leg was opened.
+func (l *Leg) LastHeard() time.Time { return time.Unix(0, l.heard.Load()) }
+
+// Close cancels the request by closing the connection, unless it has ended already. It returns when the leg's
+// goroutine is gone and the request's body is no longer in use. Idempotent.
+func (l *Leg) Close() {
+	l.abort()
+	l.drain()
+	<-l.done
+}
+
+// Finish lets a response that needs no more attention end by itself, so that its connection can serve again; one that
+// takes longer than the FinishTimeout is closed. It does not wait; the caller may not receive from C any more.
+func (l *Leg) Finish() {
+	l.mu.Lock()
+	if l.closed || l.finishing {
+		l.mu.Unlock()
+		return
+	}
+	l.finishing = true
+	l.timer = time.AfterFunc(l.client.cfg.FinishTimeout, l.abort)
+	l.mu.Unlock()
+	l.drain()
+}
+
+func (l *Leg) drain() {
+	for {
+		select {
+		case b, ok := <-l.C:
+			if !ok {
+				return
+			}
+			b.Release()
+		default:
+			return
+		}
+	}
+}
+
+func (l *Leg) abort() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.closed = true
+	l.cancel()
+	if l.conn != nil {
+		l.conn.Close()
+	}
+}
+
+// hold makes cn the connection that abort closes; false when the leg was closed before.
+func (l *Leg) hold(cn *conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.ctx.Err() != nil {
+		cn.Close()
+		return false
+	}
+	l.conn = cn
+	return true
+}
+
+// letGo ends abort's right to close the connection, and says whether it was used.
+func (l *Leg) letGo() (closed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	closed = l.closed
+	l.closed, l.conn = true, nil
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	return closed
+}
+
+// send passes a batch on; false when nobody wants it any more.
+func (l *Leg) send(b Batch) bool {
+	l.mu.Lock()
+	finishing := l.finishing
+	l.mu.Unlock()
+	if finishing {
+		b.Release()
+		return true
+	}
+	select {
+	case l.C <- b:
+		return true
+	case <-l.ctx.Done():
+		b.Release()
+		return false
+	}
+}
+
+func (l *Leg) run() {
+	defer l.client.wg.Done()
+	last, cn, reusable := l.exchange()
+	closed := l.letGo()
+	if cn != nil {
+		if reusable && !closed {
+			cn.heard = nil
+			l.client.put(l.Target.Addr, cn)
+		} else {
+			cn.Close()
+		}
+	}
+	l.client.mu.Lock()
+	delete(l.client.legs, l)
+	l.client.mu.Unlock()
+	if closed && last.Err != io.EOF {
+		last.Err = &Error{KindClosed, context.Canceled}
+	}
+	close(l.done)
+	select { // whoever called Close or Finish does not receive any more
+	case l.C <- last:
+	case <-l.ctx.Done():
+		last.Release()
+	}
+	l.cancel()
+	close(l.C)
+}
+
+// exchange does the whole request, all but its last batch sent.
+func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
+	fail := func(kind Kind, format string, err error) Batch {
+		if errors.Is(err, os.ErrDeadlineExceeded) && kind == KindLost {
+			kind = KindSilent
+		}
+		return Batch{Err: &Error{kind, fmt.Errorf(format, l.Target.ID, l.Target.Addr, err)}}
+	}
+	cn = l.client.take(l.Target.Addr)
+	if cn == nil {
+		var err error
+		if cn, err = l.client.dial(l.ctx, l.Target.Addr); err != nil {
+			return fail(KindRefused, "dial worker %s at %s: %w", err), nil, false
+		}
+	}
+	if !l.hold(cn) {
+		return fail(KindClosed, "dial worker %s at %s: %w", context.Canceled), nil, false
+	}
+	cn.heard = func() { l.heard.Store(time.Now().UnixNano()) }
+	// A worker may answer before it has read the whole body (413), so a broken write is not the end.
+	writeErr := l.write(cn)
+	r := response{br: cn.br}
+	if err := r.readHeader(); err != nil {
+		if writeErr != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			err = writeErr
+		}
+		if errors.Is(err, errMalformed) {
+			return fail(KindProtocol, "read response of worker %s at %s: %w", err), cn, false
+		}
+		return fail(KindLost, "read response of worker %s at %s: %w", err), cn, false
+	}
+	l.heard.Store(time.Now().UnixNano())
+	last = l.pump(&r, fail)
+	return last, cn, writeErr == nil && last.Err == io.EOF && r.keepAlive && cn.br.Buffered() == 0
+}
+
+// write sends header and body, all pieces in as few system calls as the kernel takes.
+func (l *Leg) write(cn *conn) error {
+	n := 0
+	for _, p := range l.request.Body {
+		n += len(p)
+	}
+	h := fasthttp.AcquireRequest()
+	defer fasthttp.ReleaseRequest(h)
+	h.Header.SetMethod(http.MethodPost)
+	h.Header.SetRequestURI(l.request.Path)
+	h.Header.SetHost(l.Target.Addr)
+	h.Header.SetUserAgent("headrace-router")
+	h.Header.SetContentType("application/json")
+	h.Header.Set("Accept", "text/event-stream")
+	h.Header.Set("X-Request-Id", l.request.RequestID)
+	h.Header.SetContentLength(n)
+	pieces := make(net.Buffers, 0, len(l.request.Body)+1)
+	pieces = append(pieces, h.Header.Header())
+	pieces = append(pieces, l.request.Body...)
+	if err := cn.SetWriteDeadline(time.Now().Add(l.client.cfg.WriteTimeout)); err != nil {
+		return err
+	}
+	_, err := pieces.WriteTo(cn.Conn)
+	return err
+}
+
+// pump passes the body on in batches and returns the last one.
+func (l *Leg) pump(r *response, fail func(Kind, string, error) Batch) Batch {
+	finish := func(buf *buffer, n int, kind Kind, err error) Batch {
+		last := Batch{Err: io.EOF}
+		if err != io.EOF {
+			last = fail(kind, "read response of worker %s at %s: %w", err)
+		}
+		last.Status, last.RetryAfter, last.SSE = r.status, r.retryAfter, r.sse
+		last.buf, last.Data = buf, buf.b[:n]
+		return last
+	}
+	buf := newBuffer()
+	if r.sse { // the header alone is news: the worker lives and took the request
+		if !l.send(Batch{Status: r.status, SSE: true}) {
+			return finish(buf, 0, KindClosed, context.Canceled)
+		}
+	}
+	for {
+		if len(buf.b) >= l.client.cfg.EventBytesMax {
+			return finish(buf, 0, KindProtocol, fmt.Errorf("more than %d bytes without an end", l.client.cfg.EventBytesMax))
+		}
+		err := r.readMore(buf)
+		whole := len(buf.b)
+		if r.sse {
+			whole = eventsEnd(buf.b)
+		} else if err != nil && err != io.EOF {
+			whole = 0
+		}
+		switch {
+		case errors.Is(err, errMalformed):
+			return finish(buf, whole, KindProtocol, err)
+		case err != nil:
+			return finish(buf, whole, KindLost, err)
+		case !r.sse || whole == 0:
+			continue
+		}
+		next := newBuffer()
+		next.b = append(next.b, buf.b[whole:]...)
+		if !l.send(Batch{Status: r.status, SSE: true, Data: buf.b[:whole], buf: buf}) {
+			return finish(next, 0, KindClosed, context.Canceled)
+		}
+		buf = next
+	}
+}
+
+// Refused tells whether err says that nobody listens at the address.
+func Refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
