@@ -1,0 +1,224 @@
+package tokenizer
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// metadata is a tokenizer's metadata held in maps.
+type metadata struct {
+	strs  map[string]string
+	lists map[string][]string
+	ints  map[string][]int64
+	uints map[string]uint64
+	bools map[string]bool
+}
+
+func (m metadata) String(k string) (string, bool)    { v, ok := m.strs[k]; return v, ok }
+func (m metadata) Strings(k string) ([]string, bool) { v, ok := m.lists[k]; return v, ok }
+func (m metadata) Ints(k string) ([]int64, bool)     { v, ok := m.ints[k]; return v, ok }
+func (m metadata) Uint(k string) (uint64, bool)      { v, ok := m.uints[k]; return v, ok }
+func (m metadata) Bool(k string) (bool, bool)        { v, ok := m.bools[k]; return v, ok }
+
+// small is a vocabulary of all bytes, a few merges, and special tokens.
+func small(pre string) metadata {
+	m := metadata{
+		strs:  map[string]string{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre},
+		lists: map[string][]string{},
+		ints:  map[string][]int64{},
+		uints: map[string]uint64{"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 1},
+		bools: map[string]bool{},
+	}
+	tokens, types := []string{"<s>", "</s>", "<sep>"}, []int64{3, 3, 4}
+	written := make([]string, 256)
+	for r, b := range alphabet() {
+		written[b] = string(r)
+	}
+	tokens = append(tokens, written...)
+	merges := []string{"a a", "aa aa", "t h", "th e", "Ġ the", "aaaa a", "l o", "lo l", "o l", "Ġ Ġ", "ĠĠ ĠĠ", "e r", "h e"}
+	for _, s := range merges {
+		a, b, _ := strings.Cut(s, " ")
+		tokens = append(tokens, a+b)
+	}
+	for len(types) < len(tokens) {
+		types = append(types, 1)
+	}
+	m.lists["tokenizer.ggml.tokens"], m.lists["tokenizer.ggml.merges"] = tokens, merges
+	m.ints["tokenizer.ggml.token_type"] = types
+	return m
+}
+
+func newSmall(t testing.TB, pre string) *Tokenizer {
+	t.Helper()
+	tok, err := New(small(pre))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+func TestHeapMergesAsScanDoes(t *testing.T) {
+	tok := newSmall(t, "gpt-2")
+	rng := rand.New(rand.NewPCG(1, 2))
+	letters := "aaaathelor the  "
+	for range 500 {
+		var b strings.Builder
+		for range 2 + rng.IntN(200) {
+			b.WriteByte(letters[rng.IntN(len(letters))])
+		}
+		w := &workspace{}
+		load := func() {
+			w.ids = w.ids[:0]
+			for _, c := range []byte(b.String()) {
+				w.ids = append(w.ids, tok.bytes[c])
+			}
+		}
+		load()
+		scan := tok.mergeScan(nil, w)
+		load()
+		heap := tok.mergeHeap(nil, w)
+		if !slices.Equal(scan, heap) {
+			t.Fatalf("%q: scan %v, heap %v", b.String(), scan, heap)
+		}
+	}
+}
+
+func TestMarks(t *testing.T) {
+	m := small("default")
+	m.bools["tokenizer.ggml.add_bos_token"] = true
+	m.bools["tokenizer.ggml.add_eos_token"] = true
+	tok, err := New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := func(text string, o EncodeOptions) []int32 {
+		ids, err := tok.Encode(nil, text, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	a := tok.bytes['a']
+	for _, c := range []struct {
+		text string
+		o    EncodeOptions
+		want []int32
+	}{
+		{"a", EncodeOptions{}, []int32{a}},
+		{"a", EncodeOptions{AddMarks: true}, []int32{0, a, 1}},
+		{"", EncodeOptions{AddMarks: true}, []int32{0, 1}},
+		{"<s>a<sep></s>", EncodeOptions{ParseSpecial: true}, []int32{0, a, 2, 1}},
+		{"a<s", EncodeOptions{ParseSpecial: true}, []int32{a, tok.bytes['<'], tok.bytes['s']}},
+	} {
+		if got := encode(c.text, c.o); !slices.Equal(got, c.want) {
+			t.Errorf("Encode(%q, %+v) = %v, want %v", c.text, c.o, got, c.want)
+		}
+	}
+	if got := encode("<s>", EncodeOptions{}); slices.Contains(got, 0) {
+		t.Errorf("Encode without ParseSpecial made a special token: %v", got)
+	}
+	if got := string(tok.Decode(nil, []int32{0, a, 2, 1, -1, 1 << 30}, false)); got != "a<sep>" {
+		t.Errorf("Decode = %q: control tokens are left out, user-defined ones stay", got)
+	}
+	if got := tok.EndTokens(); !slices.Equal(got, []int32{1}) {
+		t.Errorf("EndTokens = %v", got)
+	}
+	if _, err := tok.Encode(nil, strings.Repeat("a", TextBytesMax+1), EncodeOptions{}); err == nil {
+		t.Error("text over the limit was encoded")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, breakIt := range map[string]func(m metadata){
+		"model":  func(m metadata) { m.strs["tokenizer.ggml.model"] = "llama" },
+		"pre":    func(m metadata) { m.strs["tokenizer.ggml.pre"] = "klingon" },
+		"tokens": func(m metadata) { delete(m.lists, "tokenizer.ggml.tokens") },
+		"types":  func(m metadata) { m.ints["tokenizer.ggml.token_type"] = []int64{1} },
+		"merge":  func(m metadata) { m.lists["tokenizer.ggml.merges"] = []string{"aa"} },
+		"pair":   func(m metadata) { m.lists["tokenizer.ggml.merges"] = []string{"q q"} },
+		"eos":    func(m metadata) { m.uints["tokenizer.ggml.eos_token_id"] = 1 << 40 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := small("gpt-2")
+			breakIt(m)
+			if tok, err := New(m); err == nil {
+				t.Fatalf("New made %v", tok)
+			}
+		})
+	}
+}
+
+func FuzzRoundTrip(f *testing.F) {
+	toks := map[string]*Tokenizer{}
+	for _, pre := range []string{"gpt-2", "smollm", "llama-bpe", "qwen2"} {
+		toks[pre] = newSmall(f, pre)
+	}
+	for _, s := range []string{"", "Hello the world 123", "a\r\n\n  b", "'s 'RE 'ſ", "<s>the</s>", "\xff\xfe\xc3", strings.Repeat("aaath", 40), "😀\u2028 \u00a0x"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for pre, tok := range toks {
+			at := 0
+			tok.split(text, func(p string) {
+				if p == "" || text[at:at+len(p)] != p {
+					t.Fatalf("%s: piece %q at %d of %q", pre, p, at, text)
+				}
+				at += len(p)
+			})
+			if at != len(text) {
+				t.Fatalf("%s: pieces end at %d of %d", pre, at, len(text))
+			}
+			for _, o := range []EncodeOptions{{}, {ParseSpecial: true}} {
+				ids, err := tok.Encode(nil, text, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := string(tok.Decode(nil, ids, true)); got != text {
+					t.Fatalf("%s: Decode(Encode(%q)) = %q (UTF-8: %v)", pre, text, got, utf8.ValidString(text))
+				}
+			}
+		}
+	})
+}
+
+// SmolLM2's vocabulary has no token for some control characters and for bytes that no text contains; they are dropped,
+// as Hugging Face drops them. All other text comes back as it was.
+func TestSmolLMRoundTrip(t *testing.T) {
+	tok := realModel(t)
+	known := func(text string) string {
+		var b strings.Builder
+		for _, c := range []byte(text) {
+			if tok.bytes[c] >= 0 {
+				b.WriteByte(c)
+			}
+		}
+		return b.String()
+	}
+	for _, row := range readGolden(t).Rows {
+		ids, err := tok.Encode(nil, row.Text, EncodeOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(tok.Decode(nil, ids, false)); got != known(row.Text) {
+			t.Errorf("Decode(Encode(%q)) = %q", row.Text, got)
+		}
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	tok := realModel(b)
+	text := strings.Repeat("The quick brown fox jumps over the lazy dog, 42 times a day. It's what foxes do!\n", 100)
+	for name, s := range map[string]string{"prose": text, "hostile": strings.Repeat("ab", len(text)/2)} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(s)))
+			b.ReportAllocs()
+			var ids []int32
+			for b.Loop() {
+				ids, _ = tok.Encode(ids[:0], s, EncodeOptions{ParseSpecial: true})
+			}
+		})
+	}
+}
