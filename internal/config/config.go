@@ -137,3 +137,17 @@ func checkWords(k *koanf.Koanf, src Source) error {
 	sort.Strings(unknown)
 	return fmt.Errorf("read configuration %s: no such option: %s", src.File, strings.Join(unknown, ", "))
 }
+
+// Misuse marks an error that is the caller's: a wrong flag, value or combination. Commands exit with 2 on it.
+type Misuse struct{ Err error }
+
+func (m *Misuse) Error() string { return m.Err.Error() }
+func (m *Misuse) Unwrap() error { return m.Err }
+
+// Misused wraps err as a Misuse; nil stays nil.
+func Misused(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Misuse{err}
+}

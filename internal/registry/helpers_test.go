@@ -50,7 +50,7 @@ func serve(dir, addr string) {
 // leaks waits for this package's and etcd's goroutines to end and returns the stacks of those that do not.
 func leaks() string {
 	var left []string
-	for deadline := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		left = left[:0]
 		buf := make([]byte, 4<<20)
 		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {

@@ -1,0 +1,125 @@
+package supervise
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/headrace/headrace/internal/config"
+)
+
+// partsMax bounds a mistyped --decode 1000 before it starts a thousand processes.
+const partsMax = 64
+
+// Common are the options that every child is started with as `headrace up` was.
+type Common struct {
+	Config    string // path of the configuration file, "" for none
+	LogLevel  string
+	LogFormat string
+	Debug     bool
+}
+
+// Options are the user's wishes for `headrace up`.
+type Options struct {
+	Common
+	Model     string // path of a GGUF file
+	ModelName string // what clients call it; "" for the file's own
+	Prefill   int
+	Decode    int
+	Nodes     int
+	Listen    string
+	DataDir   string
+	Etcd      []string // external; empty for the embedded one
+	Transport string
+	Threads   int         // of each worker; 0 shares the machine's cores between them
+	KVMemory  config.Size // of each worker; 0 for the worker's own choice
+	CPUs      int         // the machine's
+	Exe       string
+	ReadyFile string          // written once requests can be served, removed at the end
+	LogStream *os.File        // children's lines go here too, each with its part's name
+	Ready     func(*State)    // called once requests can be served
+	Progress  func(string)    // a step of the start
+	Hard      <-chan struct{} // closed when there is no time left for an orderly end
+	Logger    *slog.Logger
+}
+
+// Validate finds what cannot be meant.
+func (o *Options) Validate() error {
+	switch {
+	case o.Prefill < 1 || o.Decode < 1 || o.Nodes < 1:
+		return config.Misused(fmt.Errorf("--prefill %d --decode %d --nodes %d: at least one of each is needed", o.Prefill, o.Decode, o.Nodes))
+	case o.Prefill+o.Decode > partsMax:
+		return config.Misused(fmt.Errorf("--prefill %d --decode %d: at most %d workers on one machine", o.Prefill, o.Decode, partsMax))
+	case o.Nodes > o.Prefill+o.Decode:
+		return config.Misused(fmt.Errorf("--nodes %d: more node daemons than the %d workers they would serve", o.Nodes, o.Prefill+o.Decode))
+	case o.Transport != "auto" && o.Transport != "tcp" && o.Transport != "shm":
+		return config.Misused(fmt.Errorf("--transport %q: use auto, tcp or shm", o.Transport))
+	case o.Transport == "shm" && o.Nodes > 1:
+		return config.Misused(fmt.Errorf("--transport shm with --nodes %d: shared memory joins workers of one node daemon; use --nodes 1 or --transport tcp", o.Nodes))
+	case o.Threads < 0:
+		return config.Misused(fmt.Errorf("--threads %d: cannot be negative", o.Threads))
+	}
+	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
+		return config.Misused(fmt.Errorf("--listen %q: use HOST:PORT, as 127.0.0.1:8000: %w", o.Listen, err))
+	}
+	return nil
+}
+
+// part is one child of the plan.
+type part struct {
+	spec Spec
+	id   string
+	kind string // node, worker or router
+}
+
+// plan lays out the children: prefill workers on the first half of the node daemons, decode workers on the second, so
+// that with two of them every transfer crosses between daemons as it does between machines.
+func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.File) []part {
+	common := []string{"--etcd", strings.Join(etcd, ","), "--log-level", o.LogLevel, "--log-format", o.LogFormat, "--parent-fd", strconv.Itoa(ParentFD)}
+	if o.Debug {
+		common = append(common, "--debug")
+	}
+	if o.Config != "" {
+		common = append(common, "--config", o.Config)
+	}
+	make := func(kind, name string, grace time.Duration, args ...string) part {
+		id := idPrefix + name
+		argv := append([]string{kind, "--id", id}, args...)
+		return part{spec: Spec{Name: name, Args: append(argv, common...), Grace: grace}, id: id, kind: kind}
+	}
+	var parts []part
+	for i := range o.Nodes {
+		name := fmt.Sprintf("node-%d", i)
+		parts = append(parts, make("node", name, 3*time.Second, "--socket", d.Socket(name), "--listen", "127.0.0.1:0",
+			"--admin", "127.0.0.1:0", "--transport", o.Transport, "--cluster-key-file", d.Key()))
+	}
+	threads := o.Threads
+	if threads == 0 {
+		threads = max(1, o.CPUs/(o.Prefill+o.Decode))
+	}
+	worker := func(role string, i, node int) {
+		args := []string{"--role", role, "--model", o.Model, "--listen", "127.0.0.1:0",
+			"--socket", d.Socket(fmt.Sprintf("node-%d", node)), "--threads", strconv.Itoa(threads)}
+		if o.KVMemory > 0 {
+			args = append(args, "--kv-memory", o.KVMemory.String())
+		}
+		if o.ModelName != "" {
+			args = append(args, "--model-name", o.ModelName)
+		}
+		parts = append(parts, make("worker", fmt.Sprintf("%s-%d", role, i), 5*time.Second, args...))
+	}
+	first := (o.Nodes + 1) / 2 // node daemons for prefill
+	for i := range o.Prefill {
+		worker("prefill", i, i%first)
+	}
+	for i := range o.Decode {
+		worker("decode", i, (first+i%max(1, o.Nodes-first))%o.Nodes)
+	}
+	router := make("router", "router-0", 15*time.Second, "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
+	router.spec.Files = []*os.File{listener}
+	return append(parts, router)
+}

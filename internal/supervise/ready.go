@@ -1,0 +1,114 @@
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/headrace/headrace/internal/registry"
+)
+
+// healthEvery is how often the router is asked whether it is ready; it has no other way to tell.
+const healthEvery = 20 * time.Millisecond
+
+// awaitReady returns when a request can be served: every part is listed by the process that runs now, every worker
+// has its node daemon, and the router says that it is healthy and has a model to offer.
+func (u *upper) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not everything was up within %s", startTimeout))
+	defer cancel()
+	said := ""
+	ticker := time.NewTicker(healthEvery)
+	defer ticker.Stop()
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		changed := u.table.Changed()
+		missing := u.missing(u.table.Snapshot())
+		if missing != said && missing != "" {
+			u.progress("waiting for %s", missing)
+			said = missing
+		}
+		if missing == "" && u.routerServes(ctx, client) {
+			return nil
+		}
+		tick := ticker.C
+		if missing != "" {
+			tick = nil // the registry will tell
+		}
+		select {
+		case <-changed:
+		case <-tick:
+		case e := <-u.exits:
+			// One that was killed is started again; one that gave up would only do so again.
+			if !e.Signalled {
+				return fmt.Errorf("start %s: %s", e.Name, u.explain(e))
+			}
+		case err := <-u.etcdErr:
+			return fmt.Errorf("run etcd: %w", err)
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); cause != context.Canceled {
+				return fmt.Errorf("start: %w; still missing: %s; see %s", cause, said, u.dir.Logs())
+			}
+			return ErrInterrupted
+		}
+	}
+}
+
+// explain takes the child's own last words, without the name that it begins errors with.
+func (u *upper) explain(e Exit) string {
+	reason := e.Reason()
+	if rest, ok := strings.CutPrefix(reason, "headrace "); ok {
+		if _, after, ok := strings.Cut(rest, ": "); ok {
+			reason = after
+		}
+	}
+	return reason
+}
+
+// missing names the parts that are not ready, "" when all are.
+func (u *upper) missing(view *registry.View) string {
+	pids := u.group.PIDs()
+	var names []string
+	for _, p := range u.parts {
+		var ok bool
+		switch p.kind {
+		case "node":
+			n, there := view.Node(p.id)
+			ok = there && n.PID == pids[p.spec.Name]
+		case "worker":
+			w, there := view.Worker(p.id)
+			ok = there && w.PID == pids[p.spec.Name] && w.NodeData != ""
+		case "router":
+			r, there := view.Router(p.id)
+			ok = there && r.PID == pids[p.spec.Name]
+		}
+		if !ok {
+			names = append(names, p.spec.Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (u *upper) routerServes(ctx context.Context, client *http.Client) bool {
+	url := "http://" + dialable(u.addr)
+	// With API keys the list of models is closed to us; the door being shut means that there is a door.
+	return status(ctx, client, url+"/health") == http.StatusOK && slices.Contains([]int{http.StatusOK, http.StatusUnauthorized}, status(ctx, client, url+"/v1/models"))
+}
+
+// status asks for url; 0 when there is no answer.
+func status(ctx context.Context, client *http.Client, url string) int {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode
+}
