@@ -5,24 +5,27 @@
 #include "textflag.h"
 
 // func tileR1T1AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR1T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
-	MOVQ   k16+48(FP), DX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), BX
 
 loop:
-	VMOVUPS      (AX), Y2
-	VFMADD231PS  (CX), Y2, Y0
-	VMOVUPS      32(AX), Y2
-	VFMADD231PS  32(CX), Y2, Y1
-	ADDQ         $0x40, AX
+	PREFETCHT0   (CX)
 	ADDQ         $0x40, CX
-	DECQ         DX
+	VMOVUPS      (AX), Y2
+	VFMADD231PS  (DX), Y2, Y0
+	VMOVUPS      32(AX), Y2
+	VFMADD231PS  32(DX), Y2, Y1
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, DX
+	DECQ         BX
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -39,28 +42,31 @@ loop:
 	RET
 
 // func tileR1T2AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR1T2AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   k16+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), SI
 
 loop:
-	VMOVUPS      (AX), Y4
-	VFMADD231PS  (CX), Y4, Y0
-	VFMADD231PS  (CX)(DX*1), Y4, Y2
-	VMOVUPS      32(AX), Y4
-	VFMADD231PS  32(CX), Y4, Y1
-	VFMADD231PS  32(CX)(DX*1), Y4, Y3
-	ADDQ         $0x40, AX
+	PREFETCHT0   (CX)
 	ADDQ         $0x40, CX
-	DECQ         BX
+	VMOVUPS      (AX), Y4
+	VFMADD231PS  (DX), Y4, Y0
+	VFMADD231PS  (DX)(BX*1), Y4, Y2
+	VMOVUPS      32(AX), Y4
+	VFMADD231PS  32(DX), Y4, Y1
+	VFMADD231PS  32(DX)(BX*1), Y4, Y3
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, DX
+	DECQ         SI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -86,32 +92,35 @@ loop:
 	RET
 
 // func tileR1T3AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR1T3AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
 	VXORPS Y4, Y4, Y4
 	VXORPS Y5, Y5, Y5
-	MOVQ   k16+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), SI
 
 loop:
-	VMOVUPS      (AX), Y6
-	VFMADD231PS  (CX), Y6, Y0
-	VFMADD231PS  (CX)(DX*1), Y6, Y2
-	VFMADD231PS  (CX)(DX*2), Y6, Y4
-	VMOVUPS      32(AX), Y6
-	VFMADD231PS  32(CX), Y6, Y1
-	VFMADD231PS  32(CX)(DX*1), Y6, Y3
-	VFMADD231PS  32(CX)(DX*2), Y6, Y5
-	ADDQ         $0x40, AX
+	PREFETCHT0   (CX)
 	ADDQ         $0x40, CX
-	DECQ         BX
+	VMOVUPS      (AX), Y6
+	VFMADD231PS  (DX), Y6, Y0
+	VFMADD231PS  (DX)(BX*1), Y6, Y2
+	VFMADD231PS  (DX)(BX*2), Y6, Y4
+	VMOVUPS      32(AX), Y6
+	VFMADD231PS  32(DX), Y6, Y1
+	VFMADD231PS  32(DX)(BX*1), Y6, Y3
+	VFMADD231PS  32(DX)(BX*2), Y6, Y5
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, DX
+	DECQ         SI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -146,7 +155,7 @@ loop:
 	RET
 
 // func tileR2T1AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR2T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -156,9 +165,13 @@ TEXT ·tileR2T1AVX2(SB), NOSPLIT, $0-56
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
-	MOVQ   k16+48(FP), BX
+	LEAQ   (AX)(CX*2), BX
+	MOVQ   k16+48(FP), SI
 
 loop:
+	PREFETCHT0   (BX)
+	PREFETCHT0   (BX)(CX*1)
+	ADDQ         $0x40, BX
 	VMOVUPS      (AX), Y4
 	VMOVUPS      (AX)(CX*1), Y5
 	VFMADD231PS  (DX), Y4, Y0
@@ -169,7 +182,7 @@ loop:
 	VFMADD231PS  32(DX), Y5, Y3
 	ADDQ         $0x40, AX
 	ADDQ         $0x40, DX
-	DECQ         BX
+	DECQ         SI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -190,7 +203,7 @@ loop:
 	RET
 
 // func tileR2T2AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR2T2AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -204,9 +217,13 @@ TEXT ·tileR2T2AVX2(SB), NOSPLIT, $0-56
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   k16+48(FP), SI
+	LEAQ   (AX)(CX*2), SI
+	MOVQ   k16+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   (SI)(CX*1)
+	ADDQ         $0x40, SI
 	VMOVUPS      (AX), Y8
 	VMOVUPS      (AX)(CX*1), Y9
 	VFMADD231PS  (DX), Y8, Y0
@@ -221,7 +238,7 @@ loop:
 	VFMADD231PS  32(DX)(BX*1), Y9, Y7
 	ADDQ         $0x40, AX
 	ADDQ         $0x40, DX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -255,7 +272,7 @@ loop:
 	RET
 
 // func tileR2T3AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·tileR2T3AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -273,9 +290,13 @@ TEXT ·tileR2T3AVX2(SB), NOSPLIT, $0-56
 	VXORPS Y9, Y9, Y9
 	VXORPS Y10, Y10, Y10
 	VXORPS Y11, Y11, Y11
-	MOVQ   k16+48(FP), SI
+	LEAQ   (AX)(CX*2), SI
+	MOVQ   k16+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   (SI)(CX*1)
+	ADDQ         $0x40, SI
 	VMOVUPS      (AX), Y12
 	VMOVUPS      (AX)(CX*1), Y13
 	VFMADD231PS  (DX), Y12, Y0
@@ -294,7 +315,7 @@ loop:
 	VFMADD231PS  32(DX)(BX*2), Y13, Y11
 	ADDQ         $0x40, AX
 	ADDQ         $0x40, DX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -401,18 +422,21 @@ DATA nibble<>+60(SB)/4, $0x0000000f
 GLOBL nibble<>(SB), RODATA|NOPTR, $64
 
 // func dotQ41R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, F16C, FMA3
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotQ41R1T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
-	MOVQ    x+16(FP), CX
-	MOVQ    xstride+24(FP), DX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
 	VXORPS  Y0, Y0, Y0
 	VXORPS  Y1, Y1, Y1
 	VMOVUPS nibble<>+0(SB), Y2
-	MOVQ    blocks+48(FP), DX
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), BX
 
 loop:
+	PREFETCHT0   (CX)
+	ADDQ         $0x14, CX
 	VPBROADCASTW (AX), X3
 	VCVTPH2PS    X3, Y3
 	VPBROADCASTW 2(AX), X4
@@ -421,27 +445,27 @@ loop:
 	VPAND        Y2, Y5, Y5
 	VCVTDQ2PS    Y5, Y5
 	VFMADD213PS  Y4, Y3, Y5
-	VFMADD231PS  (CX), Y5, Y0
+	VFMADD231PS  (DX), Y5, Y0
 	VPMOVZXBD    12(AX), Y5
 	VPAND        Y2, Y5, Y5
 	VCVTDQ2PS    Y5, Y5
 	VFMADD213PS  Y4, Y3, Y5
-	VFMADD231PS  32(CX), Y5, Y1
+	VFMADD231PS  32(DX), Y5, Y1
 	VPMOVZXBD    4(AX), Y5
 	VPSRLD       $0x04, Y5, Y5
 	VPAND        Y2, Y5, Y5
 	VCVTDQ2PS    Y5, Y5
 	VFMADD213PS  Y4, Y3, Y5
-	VFMADD231PS  64(CX), Y5, Y0
+	VFMADD231PS  64(DX), Y5, Y0
 	VPMOVZXBD    12(AX), Y5
 	VPSRLD       $0x04, Y5, Y5
 	VPAND        Y2, Y5, Y5
 	VCVTDQ2PS    Y5, Y5
 	VFMADD213PS  Y4, Y3, Y5
-	VFMADD231PS  96(CX), Y5, Y1
+	VFMADD231PS  96(DX), Y5, Y1
 	ADDQ         $0x14, AX
-	ADDQ         $0x80, CX
-	DECQ         DX
+	ADDQ         $0x80, DX
+	DECQ         BX
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -458,7 +482,7 @@ loop:
 	RET
 
 // func dotQ41R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, F16C, FMA3
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotQ41R4T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
@@ -475,9 +499,13 @@ TEXT ·dotQ41R4T1AVX2(SB), NOSPLIT, $0-56
 	VXORPS  Y6, Y6, Y6
 	VXORPS  Y7, Y7, Y7
 	VMOVUPS nibble<>+0(SB), Y8
-	MOVQ    blocks+48(FP), SI
+	LEAQ    (AX)(CX*4), SI
+	MOVQ    blocks+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	ADDQ         $0x50, SI
 	VPBROADCASTW (AX), X9
 	VCVTPH2PS    X9, Y9
 	VPBROADCASTW 2(AX), X10
@@ -585,7 +613,7 @@ loop:
 	ADDQ         $0x14, AX
 	ADDQ         $0x14, DX
 	ADDQ         $0x80, BX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -648,38 +676,41 @@ loop:
 	RET
 
 // func dotQ80R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, F16C, FMA3
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotQ80R1T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
-	MOVQ   blocks+48(FP), DX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
 
 loop:
+	PREFETCHT0   (CX)
+	ADDQ         $0x22, CX
 	VPBROADCASTW (AX), X3
 	VCVTPH2PS    X3, Y3
 	VPMOVSXBD    2(AX), Y5
 	VCVTDQ2PS    Y5, Y5
 	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  (CX), Y5, Y0
+	VFMADD231PS  (DX), Y5, Y0
 	VPMOVSXBD    10(AX), Y5
 	VCVTDQ2PS    Y5, Y5
 	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  32(CX), Y5, Y1
+	VFMADD231PS  32(DX), Y5, Y1
 	VPMOVSXBD    18(AX), Y5
 	VCVTDQ2PS    Y5, Y5
 	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  64(CX), Y5, Y0
+	VFMADD231PS  64(DX), Y5, Y0
 	VPMOVSXBD    26(AX), Y5
 	VCVTDQ2PS    Y5, Y5
 	VMULPS       Y3, Y5, Y5
-	VFMADD231PS  96(CX), Y5, Y1
+	VFMADD231PS  96(DX), Y5, Y1
 	ADDQ         $0x22, AX
-	ADDQ         $0x80, CX
-	DECQ         DX
+	ADDQ         $0x80, DX
+	DECQ         BX
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -696,7 +727,7 @@ loop:
 	RET
 
 // func dotQ80R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, F16C, FMA3
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotQ80R4T1AVX2(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -712,9 +743,14 @@ TEXT ·dotQ80R4T1AVX2(SB), NOSPLIT, $0-56
 	VXORPS Y5, Y5, Y5
 	VXORPS Y6, Y6, Y6
 	VXORPS Y7, Y7, Y7
-	MOVQ   blocks+48(FP), SI
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	PREFETCHT0   128(SI)
+	ADDQ         $0x88, SI
 	VPBROADCASTW (AX), X9
 	VCVTPH2PS    X9, Y9
 	VPMOVSXBD    2(AX), Y11
@@ -790,7 +826,7 @@ loop:
 	ADDQ         $0x22, AX
 	ADDQ         $0x22, DX
 	ADDQ         $0x80, BX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	MOVQ         out+32(FP), AX
 	MOVQ         ostride+40(FP), CX
@@ -820,7 +856,7 @@ loop:
 	RET
 
 // func mixD16Q1AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q1AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -830,9 +866,12 @@ TEXT ·mixD16Q1AVX2(SB), NOSPLIT, $0-56
 	MOVQ    vstride+24(FP), BX
 	VMOVUPS (CX), Y0
 	VMOVUPS 32(CX), Y1
-	MOVQ    n+48(FP), SI
+	LEAQ    (DX)(BX*4), SI
+	MOVQ    n+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	ADDQ         BX, SI
 	VMOVUPS      (DX), Y2
 	VMOVUPS      32(DX), Y3
 	VBROADCASTSS (AX), Y4
@@ -840,7 +879,7 @@ loop:
 	VFMADD231PS  Y4, Y3, Y1
 	ADDQ         BX, DX
 	ADDQ         $0x04, AX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	VMOVUPS      Y0, (CX)
 	VMOVUPS      Y1, 32(CX)
@@ -848,7 +887,7 @@ loop:
 	RET
 
 // func mixD16Q2AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q2AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -860,9 +899,12 @@ TEXT ·mixD16Q2AVX2(SB), NOSPLIT, $0-56
 	VMOVUPS 32(DX), Y1
 	VMOVUPS (DX)(BX*1), Y2
 	VMOVUPS 32(DX)(BX*1), Y3
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Y4
 	VMOVUPS      32(SI), Y5
 	VBROADCASTSS (AX), Y6
@@ -873,7 +915,7 @@ loop:
 	VFMADD231PS  Y6, Y5, Y3
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Y0, (DX)
 	VMOVUPS      Y1, 32(DX)
@@ -883,7 +925,7 @@ loop:
 	RET
 
 // func mixD16Q3AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q3AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -897,9 +939,12 @@ TEXT ·mixD16Q3AVX2(SB), NOSPLIT, $0-56
 	VMOVUPS 32(DX)(BX*1), Y3
 	VMOVUPS (DX)(BX*2), Y4
 	VMOVUPS 32(DX)(BX*2), Y5
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Y6
 	VMOVUPS      32(SI), Y7
 	VBROADCASTSS (AX), Y8
@@ -913,7 +958,7 @@ loop:
 	VFMADD231PS  Y8, Y7, Y5
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Y0, (DX)
 	VMOVUPS      Y1, 32(DX)
@@ -925,7 +970,7 @@ loop:
 	RET
 
 // func mixD16Q4AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q4AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -945,9 +990,12 @@ TEXT ·mixD16Q4AVX2(SB), NOSPLIT, $0-56
 	VMOVUPS 32(BX)(SI*2), Y5
 	VMOVUPS (DI), Y6
 	VMOVUPS 32(DI), Y7
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Y8
 	VMOVUPS      32(R8), Y9
 	VBROADCASTSS (AX), Y10
@@ -965,7 +1013,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Y0, (BX)
 	VMOVUPS      Y1, 32(BX)
@@ -979,7 +1027,7 @@ loop:
 	RET
 
 // func mixD16Q5AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q5AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -1001,9 +1049,12 @@ TEXT ·mixD16Q5AVX2(SB), NOSPLIT, $0-56
 	VMOVUPS 32(DI), Y7
 	VMOVUPS (DI)(SI*1), Y8
 	VMOVUPS 32(DI)(SI*1), Y9
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Y10
 	VMOVUPS      32(R8), Y11
 	VBROADCASTSS (AX), Y12
@@ -1024,7 +1075,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Y0, (BX)
 	VMOVUPS      Y1, 32(BX)
@@ -1040,7 +1091,7 @@ loop:
 	RET
 
 // func mixD16Q6AVX2(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·mixD16Q6AVX2(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -1064,9 +1115,12 @@ TEXT ·mixD16Q6AVX2(SB), NOSPLIT, $0-56
 	VMOVUPS 32(DI)(SI*1), Y9
 	VMOVUPS (DI)(SI*2), Y10
 	VMOVUPS 32(DI)(SI*2), Y11
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Y12
 	VMOVUPS      32(R8), Y13
 	VBROADCASTSS (AX), Y14
@@ -1090,7 +1144,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Y0, (BX)
 	VMOVUPS      Y1, 32(BX)
@@ -1607,21 +1661,24 @@ loop:
 	RET
 
 // func tileR1T1AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR1T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
-	MOVQ   k16+48(FP), DX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), BX
 
 loop:
-	VMOVUPS       (AX), Z1
-	VFMADD231PS   (CX), Z1, Z0
-	ADDQ          $0x40, AX
+	PREFETCHT0    (CX)
 	ADDQ          $0x40, CX
-	DECQ          DX
+	VMOVUPS       (AX), Z1
+	VFMADD231PS   (DX), Z1, Z0
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	DECQ          BX
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -1639,23 +1696,26 @@ loop:
 	RET
 
 // func tileR1T2AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR1T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
-	MOVQ   k16+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), SI
 
 loop:
-	VMOVUPS       (AX), Z2
-	VFMADD231PS   (CX), Z2, Z0
-	VFMADD231PS   (CX)(DX*1), Z2, Z1
-	ADDQ          $0x40, AX
+	PREFETCHT0    (CX)
 	ADDQ          $0x40, CX
-	DECQ          BX
+	VMOVUPS       (AX), Z2
+	VFMADD231PS   (DX), Z2, Z0
+	VFMADD231PS   (DX)(BX*1), Z2, Z1
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -1683,25 +1743,28 @@ loop:
 	RET
 
 // func tileR1T3AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR1T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
-	MOVQ   k16+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   k16+48(FP), SI
 
 loop:
-	VMOVUPS       (AX), Z3
-	VFMADD231PS   (CX), Z3, Z0
-	VFMADD231PS   (CX)(DX*1), Z3, Z1
-	VFMADD231PS   (CX)(DX*2), Z3, Z2
-	ADDQ          $0x40, AX
+	PREFETCHT0    (CX)
 	ADDQ          $0x40, CX
-	DECQ          BX
+	VMOVUPS       (AX), Z3
+	VFMADD231PS   (DX), Z3, Z0
+	VFMADD231PS   (DX)(BX*1), Z3, Z1
+	VFMADD231PS   (DX)(BX*2), Z3, Z2
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -1994,7 +2057,7 @@ loop:
 	RET
 
 // func tileR4T1AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR4T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -2006,9 +2069,17 @@ TEXT ·tileR4T1AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   k16+48(FP), SI
+	LEAQ   (AX)(CX*4), SI
+	LEAQ   (DX)(CX*4), DI
+	MOVQ   k16+48(FP), R8
 
 loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    (SI)(CX*1)
+	PREFETCHT0    (SI)(CX*2)
+	PREFETCHT0    (DI)
+	ADDQ          $0x40, SI
+	ADDQ          $0x40, DI
 	VMOVUPS       (AX), Z4
 	VMOVUPS       (AX)(CX*1), Z5
 	VMOVUPS       (AX)(CX*2), Z6
@@ -2021,7 +2092,7 @@ loop:
 	ADDQ          $0x40, AX
 	ADDQ          $0x40, DX
 	ADDQ          $0x40, BX
-	DECQ          SI
+	DECQ          R8
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -2055,7 +2126,7 @@ loop:
 	RET
 
 // func tileR4T2AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR4T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -2071,9 +2142,17 @@ TEXT ·tileR4T2AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   k16+48(FP), DI
+	LEAQ   (AX)(CX*4), DI
+	LEAQ   (DX)(CX*4), R8
+	MOVQ   k16+48(FP), R9
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    (DI)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	PREFETCHT0    (R8)
+	ADDQ          $0x40, DI
+	ADDQ          $0x40, R8
 	VMOVUPS       (AX), Z8
 	VMOVUPS       (AX)(CX*1), Z9
 	VMOVUPS       (AX)(CX*2), Z10
@@ -2091,7 +2170,7 @@ loop:
 	ADDQ          $0x40, AX
 	ADDQ          $0x40, DX
 	ADDQ          $0x40, BX
-	DECQ          DI
+	DECQ          R9
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -2151,7 +2230,7 @@ loop:
 	RET
 
 // func tileR4T3AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-// Requires: AVX, AVX512F, AVX512VL
+// Requires: AVX, AVX512F, AVX512VL, MMX+
 TEXT ·tileR4T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -2171,9 +2250,17 @@ TEXT ·tileR4T3AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z9, Z9, Z9
 	VPXORD Z10, Z10, Z10
 	VPXORD Z11, Z11, Z11
-	MOVQ   k16+48(FP), DI
+	LEAQ   (AX)(CX*4), DI
+	LEAQ   (DX)(CX*4), R8
+	MOVQ   k16+48(FP), R9
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    (DI)(CX*1)
+	PREFETCHT0    (DI)(CX*2)
+	PREFETCHT0    (R8)
+	ADDQ          $0x40, DI
+	ADDQ          $0x40, R8
 	VMOVUPS       (AX), Z12
 	VMOVUPS       (AX)(CX*1), Z13
 	VMOVUPS       (AX)(CX*2), Z14
@@ -2196,7 +2283,7 @@ loop:
 	ADDQ          $0x40, AX
 	ADDQ          $0x40, DX
 	ADDQ          $0x40, BX
-	DECQ          DI
+	DECQ          R9
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -2945,17 +3032,20 @@ DATA iota16<>+60(SB)/4, $0x41700000
 GLOBL iota16<>(SB), RODATA|NOPTR, $64
 
 // func dotQ41R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R1T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
-	MOVQ    x+16(FP), CX
-	MOVQ    xstride+24(FP), DX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
 	VPXORD  Z0, Z0, Z0
 	VMOVUPS iota16<>+0(SB), Z1
-	MOVQ    blocks+48(FP), DX
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), BX
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x14, CX
 	VPBROADCASTW  (AX), Y2
 	VCVTPH2PS     Y2, Z2
 	VPBROADCASTW  2(AX), Y3
@@ -2963,13 +3053,13 @@ loop:
 	VFMADD213PS   Z3, Z1, Z2
 	VPMOVZXBD     4(AX), Z5
 	VPERMPS       Z2, Z5, Z4
-	VFMADD231PS   (CX), Z4, Z0
+	VFMADD231PS   (DX), Z4, Z0
 	VPSRLD        $0x04, Z5, Z5
 	VPERMPS       Z2, Z5, Z4
-	VFMADD231PS   64(CX), Z4, Z0
+	VFMADD231PS   64(DX), Z4, Z0
 	ADDQ          $0x14, AX
-	ADDQ          $0x80, CX
-	DECQ          DX
+	ADDQ          $0x80, DX
+	DECQ          BX
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -2987,18 +3077,21 @@ loop:
 	RET
 
 // func dotQ41R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R1T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
-	MOVQ    x+16(FP), CX
-	MOVQ    xstride+24(FP), DX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
 	VPXORD  Z0, Z0, Z0
 	VPXORD  Z1, Z1, Z1
 	VMOVUPS iota16<>+0(SB), Z2
-	MOVQ    blocks+48(FP), BX
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), SI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x14, CX
 	VPBROADCASTW  (AX), Y3
 	VCVTPH2PS     Y3, Z3
 	VPBROADCASTW  2(AX), Y4
@@ -3006,15 +3099,15 @@ loop:
 	VFMADD213PS   Z4, Z2, Z3
 	VPMOVZXBD     4(AX), Z6
 	VPERMPS       Z3, Z6, Z5
-	VFMADD231PS   (CX), Z5, Z0
-	VFMADD231PS   (CX)(DX*1), Z5, Z1
+	VFMADD231PS   (DX), Z5, Z0
+	VFMADD231PS   (DX)(BX*1), Z5, Z1
 	VPSRLD        $0x04, Z6, Z6
 	VPERMPS       Z3, Z6, Z5
-	VFMADD231PS   64(CX), Z5, Z0
-	VFMADD231PS   64(CX)(DX*1), Z5, Z1
+	VFMADD231PS   64(DX), Z5, Z0
+	VFMADD231PS   64(DX)(BX*1), Z5, Z1
 	ADDQ          $0x14, AX
-	ADDQ          $0x80, CX
-	DECQ          BX
+	ADDQ          $0x80, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3042,19 +3135,22 @@ loop:
 	RET
 
 // func dotQ41R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R1T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
-	MOVQ    x+16(FP), CX
-	MOVQ    xstride+24(FP), DX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
 	VPXORD  Z0, Z0, Z0
 	VPXORD  Z1, Z1, Z1
 	VPXORD  Z2, Z2, Z2
 	VMOVUPS iota16<>+0(SB), Z3
-	MOVQ    blocks+48(FP), BX
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), SI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x14, CX
 	VPBROADCASTW  (AX), Y4
 	VCVTPH2PS     Y4, Z4
 	VPBROADCASTW  2(AX), Y5
@@ -3062,17 +3158,17 @@ loop:
 	VFMADD213PS   Z5, Z3, Z4
 	VPMOVZXBD     4(AX), Z7
 	VPERMPS       Z4, Z7, Z6
-	VFMADD231PS   (CX), Z6, Z0
-	VFMADD231PS   (CX)(DX*1), Z6, Z1
-	VFMADD231PS   (CX)(DX*2), Z6, Z2
+	VFMADD231PS   (DX), Z6, Z0
+	VFMADD231PS   (DX)(BX*1), Z6, Z1
+	VFMADD231PS   (DX)(BX*2), Z6, Z2
 	VPSRLD        $0x04, Z7, Z7
 	VPERMPS       Z4, Z7, Z6
-	VFMADD231PS   64(CX), Z6, Z0
-	VFMADD231PS   64(CX)(DX*1), Z6, Z1
-	VFMADD231PS   64(CX)(DX*2), Z6, Z2
+	VFMADD231PS   64(DX), Z6, Z0
+	VFMADD231PS   64(DX)(BX*1), Z6, Z1
+	VFMADD231PS   64(DX)(BX*2), Z6, Z2
 	ADDQ          $0x14, AX
-	ADDQ          $0x80, CX
-	DECQ          BX
+	ADDQ          $0x80, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3110,22 +3206,25 @@ loop:
 	RET
 
 // func dotQ41R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R1T4AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
-	MOVQ    x+16(FP), CX
-	MOVQ    xstride+24(FP), DX
-	LEAQ    (CX)(DX*2), BX
-	ADDQ    DX, BX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	LEAQ    (DX)(BX*2), SI
+	ADDQ    BX, SI
 	VPXORD  Z0, Z0, Z0
 	VPXORD  Z1, Z1, Z1
 	VPXORD  Z2, Z2, Z2
 	VPXORD  Z3, Z3, Z3
 	VMOVUPS iota16<>+0(SB), Z4
-	MOVQ    blocks+48(FP), SI
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), DI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x14, CX
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPBROADCASTW  2(AX), Y6
@@ -3133,20 +3232,20 @@ loop:
 	VFMADD213PS   Z6, Z4, Z5
 	VPMOVZXBD     4(AX), Z8
 	VPERMPS       Z5, Z8, Z7
-	VFMADD231PS   (CX), Z7, Z0
-	VFMADD231PS   (CX)(DX*1), Z7, Z1
-	VFMADD231PS   (CX)(DX*2), Z7, Z2
-	VFMADD231PS   (BX), Z7, Z3
+	VFMADD231PS   (DX), Z7, Z0
+	VFMADD231PS   (DX)(BX*1), Z7, Z1
+	VFMADD231PS   (DX)(BX*2), Z7, Z2
+	VFMADD231PS   (SI), Z7, Z3
 	VPSRLD        $0x04, Z8, Z8
 	VPERMPS       Z5, Z8, Z7
-	VFMADD231PS   64(CX), Z7, Z0
-	VFMADD231PS   64(CX)(DX*1), Z7, Z1
-	VFMADD231PS   64(CX)(DX*2), Z7, Z2
-	VFMADD231PS   64(BX), Z7, Z3
+	VFMADD231PS   64(DX), Z7, Z0
+	VFMADD231PS   64(DX)(BX*1), Z7, Z1
+	VFMADD231PS   64(DX)(BX*2), Z7, Z2
+	VFMADD231PS   64(SI), Z7, Z3
 	ADDQ          $0x14, AX
-	ADDQ          $0x80, CX
-	ADDQ          $0x80, BX
-	DECQ          SI
+	ADDQ          $0x80, DX
+	ADDQ          $0x80, SI
+	DECQ          DI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3196,7 +3295,7 @@ loop:
 	RET
 
 // func dotQ41R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R4T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
@@ -3209,9 +3308,13 @@ TEXT ·dotQ41R4T1AVX512(SB), NOSPLIT, $0-56
 	VPXORD  Z2, Z2, Z2
 	VPXORD  Z3, Z3, Z3
 	VMOVUPS iota16<>+0(SB), Z4
-	MOVQ    blocks+48(FP), SI
+	LEAQ    (AX)(CX*4), SI
+	MOVQ    blocks+48(FP), DI
 
 loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    64(SI)
+	ADDQ          $0x50, SI
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPBROADCASTW  2(AX), Y6
@@ -3259,7 +3362,7 @@ loop:
 	ADDQ          $0x14, AX
 	ADDQ          $0x14, DX
 	ADDQ          $0x80, BX
-	DECQ          SI
+	DECQ          DI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3293,7 +3396,7 @@ loop:
 	RET
 
 // func dotQ41R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R4T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
@@ -3310,9 +3413,13 @@ TEXT ·dotQ41R4T2AVX512(SB), NOSPLIT, $0-56
 	VPXORD  Z6, Z6, Z6
 	VPXORD  Z7, Z7, Z7
 	VMOVUPS iota16<>+0(SB), Z8
-	MOVQ    blocks+48(FP), DI
+	LEAQ    (AX)(CX*4), DI
+	MOVQ    blocks+48(FP), R8
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	ADDQ          $0x50, DI
 	VPBROADCASTW  (AX), Y9
 	VCVTPH2PS     Y9, Z9
 	VPBROADCASTW  2(AX), Y10
@@ -3368,7 +3475,7 @@ loop:
 	ADDQ          $0x14, AX
 	ADDQ          $0x14, DX
 	ADDQ          $0x80, BX
-	DECQ          DI
+	DECQ          R8
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3428,7 +3535,7 @@ loop:
 	RET
 
 // func dotQ41R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R4T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
@@ -3449,9 +3556,13 @@ TEXT ·dotQ41R4T3AVX512(SB), NOSPLIT, $0-56
 	VPXORD  Z10, Z10, Z10
 	VPXORD  Z11, Z11, Z11
 	VMOVUPS iota16<>+0(SB), Z12
-	MOVQ    blocks+48(FP), DI
+	LEAQ    (AX)(CX*4), DI
+	MOVQ    blocks+48(FP), R8
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	ADDQ          $0x50, DI
 	VPBROADCASTW  (AX), Y13
 	VCVTPH2PS     Y13, Z13
 	VPBROADCASTW  2(AX), Y14
@@ -3515,7 +3626,7 @@ loop:
 	ADDQ          $0x14, AX
 	ADDQ          $0x14, DX
 	ADDQ          $0x80, BX
-	DECQ          DI
+	DECQ          R8
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3601,7 +3712,7 @@ loop:
 	RET
 
 // func dotQ41R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ41R4T4AVX512(SB), NOSPLIT, $0-56
 	MOVQ    w+0(FP), AX
 	MOVQ    wstride+8(FP), CX
@@ -3628,9 +3739,13 @@ TEXT ·dotQ41R4T4AVX512(SB), NOSPLIT, $0-56
 	VPXORD  Z14, Z14, Z14
 	VPXORD  Z15, Z15, Z15
 	VMOVUPS iota16<>+0(SB), Z16
-	MOVQ    blocks+48(FP), R8
+	LEAQ    (AX)(CX*4), R8
+	MOVQ    blocks+48(FP), R9
 
 loop:
+	PREFETCHT0    (R8)
+	PREFETCHT0    64(R8)
+	ADDQ          $0x50, R8
 	VPBROADCASTW  (AX), Y17
 	VCVTPH2PS     Y17, Z17
 	VPBROADCASTW  2(AX), Y18
@@ -3703,7 +3818,7 @@ loop:
 	ADDQ          $0x14, DX
 	ADDQ          $0x80, BX
 	ADDQ          $0x80, DI
-	DECQ          R8
+	DECQ          R9
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3842,29 +3957,32 @@ loop:
 	RET
 
 // func dotQ80R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R1T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
-	MOVQ   blocks+48(FP), DX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x22, CX
 	VPBROADCASTW  (AX), Y2
 	VCVTPH2PS     Y2, Z2
 	VPMOVSXBD     2(AX), Z4
 	VCVTDQ2PS     Z4, Z4
 	VMULPS        Z2, Z4, Z4
-	VFMADD231PS   (CX), Z4, Z0
+	VFMADD231PS   (DX), Z4, Z0
 	VPMOVSXBD     18(AX), Z4
 	VCVTDQ2PS     Z4, Z4
 	VMULPS        Z2, Z4, Z4
-	VFMADD231PS   64(CX), Z4, Z0
+	VFMADD231PS   64(DX), Z4, Z0
 	ADDQ          $0x22, AX
-	ADDQ          $0x80, CX
-	DECQ          DX
+	ADDQ          $0x80, DX
+	DECQ          BX
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3882,32 +4000,35 @@ loop:
 	RET
 
 // func dotQ80R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R1T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
-	MOVQ   blocks+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x22, CX
 	VPBROADCASTW  (AX), Y3
 	VCVTPH2PS     Y3, Z3
 	VPMOVSXBD     2(AX), Z5
 	VCVTDQ2PS     Z5, Z5
 	VMULPS        Z3, Z5, Z5
-	VFMADD231PS   (CX), Z5, Z0
-	VFMADD231PS   (CX)(DX*1), Z5, Z1
+	VFMADD231PS   (DX), Z5, Z0
+	VFMADD231PS   (DX)(BX*1), Z5, Z1
 	VPMOVSXBD     18(AX), Z5
 	VCVTDQ2PS     Z5, Z5
 	VMULPS        Z3, Z5, Z5
-	VFMADD231PS   64(CX), Z5, Z0
-	VFMADD231PS   64(CX)(DX*1), Z5, Z1
+	VFMADD231PS   64(DX), Z5, Z0
+	VFMADD231PS   64(DX)(BX*1), Z5, Z1
 	ADDQ          $0x22, AX
-	ADDQ          $0x80, CX
-	DECQ          BX
+	ADDQ          $0x80, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -3935,35 +4056,38 @@ loop:
 	RET
 
 // func dotQ80R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R1T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
-	MOVQ   blocks+48(FP), BX
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x22, CX
 	VPBROADCASTW  (AX), Y4
 	VCVTPH2PS     Y4, Z4
 	VPMOVSXBD     2(AX), Z6
 	VCVTDQ2PS     Z6, Z6
 	VMULPS        Z4, Z6, Z6
-	VFMADD231PS   (CX), Z6, Z0
-	VFMADD231PS   (CX)(DX*1), Z6, Z1
-	VFMADD231PS   (CX)(DX*2), Z6, Z2
+	VFMADD231PS   (DX), Z6, Z0
+	VFMADD231PS   (DX)(BX*1), Z6, Z1
+	VFMADD231PS   (DX)(BX*2), Z6, Z2
 	VPMOVSXBD     18(AX), Z6
 	VCVTDQ2PS     Z6, Z6
 	VMULPS        Z4, Z6, Z6
-	VFMADD231PS   64(CX), Z6, Z0
-	VFMADD231PS   64(CX)(DX*1), Z6, Z1
-	VFMADD231PS   64(CX)(DX*2), Z6, Z2
+	VFMADD231PS   64(DX), Z6, Z0
+	VFMADD231PS   64(DX)(BX*1), Z6, Z1
+	VFMADD231PS   64(DX)(BX*2), Z6, Z2
 	ADDQ          $0x22, AX
-	ADDQ          $0x80, CX
-	DECQ          BX
+	ADDQ          $0x80, DX
+	DECQ          SI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4001,41 +4125,44 @@ loop:
 	RET
 
 // func dotQ80R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R1T4AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
-	MOVQ   x+16(FP), CX
-	MOVQ   xstride+24(FP), DX
-	LEAQ   (CX)(DX*2), BX
-	ADDQ   DX, BX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	LEAQ   (DX)(BX*2), SI
+	ADDQ   BX, SI
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   blocks+48(FP), SI
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), DI
 
 loop:
+	PREFETCHT0    (CX)
+	ADDQ          $0x22, CX
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPMOVSXBD     2(AX), Z7
 	VCVTDQ2PS     Z7, Z7
 	VMULPS        Z5, Z7, Z7
-	VFMADD231PS   (CX), Z7, Z0
-	VFMADD231PS   (CX)(DX*1), Z7, Z1
-	VFMADD231PS   (CX)(DX*2), Z7, Z2
-	VFMADD231PS   (BX), Z7, Z3
+	VFMADD231PS   (DX), Z7, Z0
+	VFMADD231PS   (DX)(BX*1), Z7, Z1
+	VFMADD231PS   (DX)(BX*2), Z7, Z2
+	VFMADD231PS   (SI), Z7, Z3
 	VPMOVSXBD     18(AX), Z7
 	VCVTDQ2PS     Z7, Z7
 	VMULPS        Z5, Z7, Z7
-	VFMADD231PS   64(CX), Z7, Z0
-	VFMADD231PS   64(CX)(DX*1), Z7, Z1
-	VFMADD231PS   64(CX)(DX*2), Z7, Z2
-	VFMADD231PS   64(BX), Z7, Z3
+	VFMADD231PS   64(DX), Z7, Z0
+	VFMADD231PS   64(DX)(BX*1), Z7, Z1
+	VFMADD231PS   64(DX)(BX*2), Z7, Z2
+	VFMADD231PS   64(SI), Z7, Z3
 	ADDQ          $0x22, AX
-	ADDQ          $0x80, CX
-	ADDQ          $0x80, BX
-	DECQ          SI
+	ADDQ          $0x80, DX
+	ADDQ          $0x80, SI
+	DECQ          DI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4085,7 +4212,7 @@ loop:
 	RET
 
 // func dotQ80R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R4T1AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -4097,9 +4224,14 @@ TEXT ·dotQ80R4T1AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
-	MOVQ   blocks+48(FP), SI
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
 
 loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    64(SI)
+	PREFETCHT0    128(SI)
+	ADDQ          $0x88, SI
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPMOVSXBD     2(AX), Z7
@@ -4143,7 +4275,7 @@ loop:
 	ADDQ          $0x22, AX
 	ADDQ          $0x22, DX
 	ADDQ          $0x80, BX
-	DECQ          SI
+	DECQ          DI
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4177,7 +4309,7 @@ loop:
 	RET
 
 // func dotQ80R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R4T2AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -4193,9 +4325,14 @@ TEXT ·dotQ80R4T2AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z5, Z5, Z5
 	VPXORD Z6, Z6, Z6
 	VPXORD Z7, Z7, Z7
-	MOVQ   blocks+48(FP), DI
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	ADDQ          $0x88, DI
 	VPBROADCASTW  (AX), Y9
 	VCVTPH2PS     Y9, Z9
 	VPMOVSXBD     2(AX), Z11
@@ -4247,7 +4384,7 @@ loop:
 	ADDQ          $0x22, AX
 	ADDQ          $0x22, DX
 	ADDQ          $0x80, BX
-	DECQ          DI
+	DECQ          R8
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4307,7 +4444,7 @@ loop:
 	RET
 
 // func dotQ80R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R4T3AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -4327,9 +4464,14 @@ TEXT ·dotQ80R4T3AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z9, Z9, Z9
 	VPXORD Z10, Z10, Z10
 	VPXORD Z11, Z11, Z11
-	MOVQ   blocks+48(FP), DI
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
 
 loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	ADDQ          $0x88, DI
 	VPBROADCASTW  (AX), Y13
 	VCVTPH2PS     Y13, Z13
 	VPMOVSXBD     2(AX), Z15
@@ -4389,7 +4531,7 @@ loop:
 	ADDQ          $0x22, AX
 	ADDQ          $0x22, DX
 	ADDQ          $0x80, BX
-	DECQ          DI
+	DECQ          R8
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4475,7 +4617,7 @@ loop:
 	RET
 
 // func dotQ80R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
-// Requires: AVX, AVX2, AVX512F, AVX512VL
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
 TEXT ·dotQ80R4T4AVX512(SB), NOSPLIT, $0-56
 	MOVQ   w+0(FP), AX
 	MOVQ   wstride+8(FP), CX
@@ -4501,9 +4643,14 @@ TEXT ·dotQ80R4T4AVX512(SB), NOSPLIT, $0-56
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
 	VPXORD Z15, Z15, Z15
-	MOVQ   blocks+48(FP), R8
+	LEAQ   (AX)(CX*4), R8
+	MOVQ   blocks+48(FP), R9
 
 loop:
+	PREFETCHT0    (R8)
+	PREFETCHT0    64(R8)
+	PREFETCHT0    128(R8)
+	ADDQ          $0x88, R8
 	VPBROADCASTW  (AX), Y17
 	VCVTPH2PS     Y17, Z17
 	VPMOVSXBD     2(AX), Z19
@@ -4572,7 +4719,7 @@ loop:
 	ADDQ          $0x22, DX
 	ADDQ          $0x80, BX
 	ADDQ          $0x80, DI
-	DECQ          R8
+	DECQ          R9
 	JNZ           loop
 	MOVQ          out+32(FP), AX
 	MOVQ          ostride+40(FP), CX
@@ -4686,7 +4833,7 @@ loop:
 	RET
 
 // func mixD16Q1AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q1AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4695,22 +4842,25 @@ TEXT ·mixD16Q1AVX512(SB), NOSPLIT, $0-56
 	MOVQ    v+16(FP), DX
 	MOVQ    vstride+24(FP), BX
 	VMOVUPS (CX), Z0
-	MOVQ    n+48(FP), SI
+	LEAQ    (DX)(BX*4), SI
+	MOVQ    n+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	ADDQ         BX, SI
 	VMOVUPS      (DX), Z1
 	VBROADCASTSS (AX), Z2
 	VFMADD231PS  Z2, Z1, Z0
 	ADDQ         BX, DX
 	ADDQ         $0x04, AX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	VMOVUPS      Z0, (CX)
 	VZEROUPPER
 	RET
 
 // func mixD16Q2AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q2AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4720,9 +4870,12 @@ TEXT ·mixD16Q2AVX512(SB), NOSPLIT, $0-56
 	MOVQ    vstride+24(FP), DI
 	VMOVUPS (DX), Z0
 	VMOVUPS (DX)(BX*1), Z1
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Z2
 	VBROADCASTSS (AX), Z3
 	VFMADD231PS  Z3, Z2, Z0
@@ -4730,7 +4883,7 @@ loop:
 	VFMADD231PS  Z3, Z2, Z1
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Z0, (DX)
 	VMOVUPS      Z1, (DX)(BX*1)
@@ -4738,7 +4891,7 @@ loop:
 	RET
 
 // func mixD16Q3AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q3AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4749,9 +4902,12 @@ TEXT ·mixD16Q3AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS (DX), Z0
 	VMOVUPS (DX)(BX*1), Z1
 	VMOVUPS (DX)(BX*2), Z2
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Z3
 	VBROADCASTSS (AX), Z4
 	VFMADD231PS  Z4, Z3, Z0
@@ -4761,7 +4917,7 @@ loop:
 	VFMADD231PS  Z4, Z3, Z2
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Z0, (DX)
 	VMOVUPS      Z1, (DX)(BX*1)
@@ -4770,7 +4926,7 @@ loop:
 	RET
 
 // func mixD16Q4AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q4AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4786,9 +4942,12 @@ TEXT ·mixD16Q4AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS (BX)(SI*1), Z1
 	VMOVUPS (BX)(SI*2), Z2
 	VMOVUPS (DI), Z3
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z4
 	VBROADCASTSS (AX), Z5
 	VFMADD231PS  Z5, Z4, Z0
@@ -4801,7 +4960,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, (BX)(SI*1)
@@ -4811,7 +4970,7 @@ loop:
 	RET
 
 // func mixD16Q5AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q5AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4828,9 +4987,12 @@ TEXT ·mixD16Q5AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS (BX)(SI*2), Z2
 	VMOVUPS (DI), Z3
 	VMOVUPS (DI)(SI*1), Z4
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z5
 	VBROADCASTSS (AX), Z6
 	VFMADD231PS  Z6, Z5, Z0
@@ -4845,7 +5007,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, (BX)(SI*1)
@@ -4856,7 +5018,7 @@ loop:
 	RET
 
 // func mixD16Q6AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD16Q6AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4874,9 +5036,12 @@ TEXT ·mixD16Q6AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS (DI), Z3
 	VMOVUPS (DI)(SI*1), Z4
 	VMOVUPS (DI)(SI*2), Z5
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z6
 	VBROADCASTSS (AX), Z7
 	VFMADD231PS  Z7, Z6, Z0
@@ -4893,7 +5058,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, (BX)(SI*1)
@@ -4905,7 +5070,7 @@ loop:
 	RET
 
 // func mixD64Q1AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q1AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4917,9 +5082,15 @@ TEXT ·mixD64Q1AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(CX), Z1
 	VMOVUPS 128(CX), Z2
 	VMOVUPS 192(CX), Z3
-	MOVQ    n+48(FP), SI
+	LEAQ    (DX)(BX*4), SI
+	MOVQ    n+48(FP), DI
 
 loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	PREFETCHT0   128(SI)
+	PREFETCHT0   192(SI)
+	ADDQ         BX, SI
 	VMOVUPS      (DX), Z4
 	VMOVUPS      64(DX), Z5
 	VMOVUPS      128(DX), Z6
@@ -4931,7 +5102,7 @@ loop:
 	VFMADD231PS  Z8, Z7, Z3
 	ADDQ         BX, DX
 	ADDQ         $0x04, AX
-	DECQ         SI
+	DECQ         DI
 	JNZ          loop
 	VMOVUPS      Z0, (CX)
 	VMOVUPS      Z1, 64(CX)
@@ -4941,7 +5112,7 @@ loop:
 	RET
 
 // func mixD64Q2AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q2AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -4957,9 +5128,15 @@ TEXT ·mixD64Q2AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(DX)(BX*1), Z5
 	VMOVUPS 128(DX)(BX*1), Z6
 	VMOVUPS 192(DX)(BX*1), Z7
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Z8
 	VMOVUPS      64(SI), Z9
 	VMOVUPS      128(SI), Z10
@@ -4976,7 +5153,7 @@ loop:
 	VFMADD231PS  Z12, Z11, Z7
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Z0, (DX)
 	VMOVUPS      Z1, 64(DX)
@@ -4990,7 +5167,7 @@ loop:
 	RET
 
 // func mixD64Q3AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q3AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -5010,9 +5187,15 @@ TEXT ·mixD64Q3AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(DX)(BX*2), Z9
 	VMOVUPS 128(DX)(BX*2), Z10
 	VMOVUPS 192(DX)(BX*2), Z11
-	MOVQ    n+48(FP), R8
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
 
 loop:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	PREFETCHT0   128(R8)
+	PREFETCHT0   192(R8)
+	ADDQ         DI, R8
 	VMOVUPS      (SI), Z12
 	VMOVUPS      64(SI), Z13
 	VMOVUPS      128(SI), Z14
@@ -5034,7 +5217,7 @@ loop:
 	VFMADD231PS  Z16, Z15, Z11
 	ADDQ         DI, SI
 	ADDQ         $0x04, AX
-	DECQ         R8
+	DECQ         R9
 	JNZ          loop
 	VMOVUPS      Z0, (DX)
 	VMOVUPS      Z1, 64(DX)
@@ -5052,7 +5235,7 @@ loop:
 	RET
 
 // func mixD64Q4AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q4AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -5080,9 +5263,15 @@ TEXT ·mixD64Q4AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(DI), Z13
 	VMOVUPS 128(DI), Z14
 	VMOVUPS 192(DI), Z15
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	PREFETCHT0   128(R10)
+	PREFETCHT0   192(R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z16
 	VMOVUPS      64(R8), Z17
 	VMOVUPS      128(R8), Z18
@@ -5110,7 +5299,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, 64(BX)
@@ -5132,7 +5321,7 @@ loop:
 	RET
 
 // func mixD64Q5AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q5AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -5164,9 +5353,15 @@ TEXT ·mixD64Q5AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(DI)(SI*1), Z17
 	VMOVUPS 128(DI)(SI*1), Z18
 	VMOVUPS 192(DI)(SI*1), Z19
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	PREFETCHT0   128(R10)
+	PREFETCHT0   192(R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z20
 	VMOVUPS      64(R8), Z21
 	VMOVUPS      128(R8), Z22
@@ -5199,7 +5394,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, 64(BX)
@@ -5225,7 +5420,7 @@ loop:
 	RET
 
 // func mixD64Q6AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q6AVX512(SB), NOSPLIT, $0-56
 	MOVQ    p+0(FP), AX
 	MOVQ    pstride+8(FP), CX
@@ -5261,9 +5456,15 @@ TEXT ·mixD64Q6AVX512(SB), NOSPLIT, $0-56
 	VMOVUPS 64(DI)(SI*2), Z21
 	VMOVUPS 128(DI)(SI*2), Z22
 	VMOVUPS 192(DI)(SI*2), Z23
-	MOVQ    n+48(FP), R10
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
 
 loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	PREFETCHT0   128(R10)
+	PREFETCHT0   192(R10)
+	ADDQ         R9, R10
 	VMOVUPS      (R8), Z24
 	VMOVUPS      64(R8), Z25
 	VMOVUPS      128(R8), Z26
@@ -5301,7 +5502,7 @@ loop:
 	ADDQ         R9, R8
 	ADDQ         $0x04, AX
 	ADDQ         $0x04, DX
-	DECQ         R10
+	DECQ         R11
 	JNZ          loop
 	VMOVUPS      Z0, (BX)
 	VMOVUPS      Z1, 64(BX)

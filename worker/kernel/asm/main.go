@@ -197,7 +197,9 @@ func (s isa) tile(r, t int) {
 	for i := range wreg {
 		s.zero(i)
 	}
+	ahead := s.prefetch(w, r, t)
 	loop("k16", func() {
+		ahead()
 		for p := range s.parts {
 			disp := p * s.partBytes()
 			for i := range r {
@@ -218,6 +220,26 @@ func (s isa) tile(r, t int) {
 		xs.advance(64)
 	})
 	s.storeTile(r, t, acc, wreg)
+}
+
+// prefetch returns what fetches the next r rows of w while these are multiplied, a line a row and step. It matters
+// when w streams through memory for few tokens: the hardware does not see a stream in a few short rows.
+func (s isa) prefetch(w rows, r, t int) func() {
+	if t > 3 {
+		return func() {}
+	}
+	next := rows{base: GP64(), stride: w.stride}
+	LEAQ(Mem{Base: w.base, Index: w.stride, Scale: uint8(r)}, next.base)
+	if r > 3 {
+		next.base3 = GP64()
+		LEAQ(Mem{Base: w.base3, Index: w.stride, Scale: uint8(r)}, next.base3)
+	}
+	return func() {
+		for i := range r {
+			PREFETCHT0(next.at(i, 0))
+		}
+		next.advance(64)
+	}
 }
 
 // storeTile reduces and stores accumulators; registers from tmp on are free.

@@ -139,7 +139,15 @@ func (s isa) fused(f format, r, t int) {
 		s.zero(i)
 	}
 	s.prepare(f, free)
+	// The next rows follow in memory. Fetching them while these are multiplied matters when weights stream through
+	// once a token: the hardware does not see a stream in four short rows.
+	ahead := GP64()
+	LEAQ(Mem{Base: w.base, Index: w.stride, Scale: uint8(r)}, ahead)
 	loop("blocks", func() {
+		for disp := 0; disp < r*f.bytes; disp += 64 {
+			PREFETCHT0(Mem{Base: ahead, Disp: disp})
+		}
+		ADDQ(Imm(uint64(r*f.bytes)), ahead)
 		for i := range r {
 			s.block(f, w.at(i, 0), free, free+1, func(p, reg int) {
 				for j := range t {
@@ -188,7 +196,13 @@ func (s isa) mix(d, q int) {
 	vreg := q * regs
 	preg := vreg + regs
 	each(func(j, c, acc int) { VMOVUPS(out.at(j, c*s.partBytes()), s.reg(acc)) })
+	ahead := GP64()
+	LEAQ(Mem{Base: v, Index: vstride, Scale: 4}, ahead)
 	loop("n", func() {
+		for disp := 0; disp < d*4; disp += 64 {
+			PREFETCHT0(Mem{Base: ahead, Disp: disp})
+		}
+		ADDQ(vstride, ahead)
 		for c := range regs {
 			VMOVUPS(Mem{Base: v, Disp: c * s.partBytes()}, s.reg(vreg+c))
 		}
