@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 )
 
 // Params say how to sample. The zero value is greedy.
@@ -39,8 +38,11 @@ func Sample(logits []float32, p Params, choice, position int) int32 {
 	if p.Temperature == 0 || p.TopK == 1 || math.IsInf(float64(logits[best]), 0) {
 		return int32(best)
 	}
-	c := weigh(logits, logits[best], p)
-	return c.pick(uniform(p.Seed, choice, position), p)
+	c := weigh(logits, logits[best], float64(p.Temperature))
+	if k, top := p.TopK > 0 && p.TopK < len(c), p.TopP > 0 && p.TopP < 1; k || top {
+		c = c.best(p, k, top)
+	}
+	return c.pick(uniform(p.Seed, choice, position))
 }
 
 func argmax(v []float32) int {
@@ -62,31 +64,16 @@ type candidate struct {
 
 type candidates []candidate
 
-// leastWeight drops what 2^53 draws would never reach: it keeps the list, and what sorting it costs, short.
+// leastWeight drops what no draw of 53 bits would reach beside a token of weight 1.
 const leastWeight = 0x1p-60
 
-// weigh lists tokens by falling probability, all of them or as many as TopK and TopP may need.
-func weigh(logits []float32, peak float32, p Params) candidates {
+// weigh lists the tokens by id; the best has weight 1.
+func weigh(logits []float32, peak float32, temperature float64) candidates {
 	c := make(candidates, 0, 1024)
-	t := float64(p.Temperature)
 	for i, x := range logits {
-		if w := math.Exp((float64(x) - float64(peak)) / t); w >= leastWeight {
+		if w := math.Exp((float64(x) - float64(peak)) / temperature); w >= leastWeight {
 			c = append(c, candidate{int32(i), x, w})
 		}
-	}
-	if p.TopK > 0 && p.TopK < len(c) || p.TopP > 0 && p.TopP < 1 {
-		slices.SortFunc(c, func(a, b candidate) int {
-			switch {
-			case a.logit > b.logit:
-				return -1
-			case a.logit < b.logit:
-				return 1
-			}
-			return int(a.id - b.id)
-		})
-	}
-	if p.TopK > 0 && p.TopK < len(c) {
-		c = c[:p.TopK]
 	}
 	return c
 }
@@ -99,20 +86,61 @@ func (c candidates) sum() float64 {
 	return s
 }
 
-// pick walks along the weights until it has passed the share u of their sum.
-func (c candidates) pick(u float64, p Params) int32 {
-	total := c.sum()
-	if p.TopP > 0 && p.TopP < 1 {
-		need, have := float64(p.TopP)*total, 0.0
-		for i := range c {
-			if have += c[i].weight; have >= need {
-				c = c[:i+1]
-				break
+// better orders candidates: by logit, then the lower id.
+func (c candidates) better(i, j int) bool {
+	return c[i].logit > c[j].logit || c[i].logit == c[j].logit && c[i].id < c[j].id
+}
+
+// sink restores the heap of the first n candidates below i: the best of all is at 0.
+func (c candidates) sink(i, n int) {
+	for {
+		child := 2*i + 1
+		if child >= n {
+			return
+		}
+		if child+1 < n && c.better(child+1, child) {
+			child++
+		}
+		if !c.better(child, i) {
+			return
+		}
+		c[i], c[child] = c[child], c[i]
+		i = child
+	}
+}
+
+// best takes the most likely candidates off a heap until TopK and TopP are content: a handful out of a whole
+// vocabulary, which would cost milliseconds to sort. TopP counts the share of what TopK left.
+func (c candidates) best(p Params, byCount, byShare bool) candidates {
+	need := math.Inf(1)
+	if byShare && !byCount {
+		need = float64(p.TopP) * c.sum()
+	}
+	for i := len(c)/2 - 1; i >= 0; i-- {
+		c.sink(i, len(c))
+	}
+	var out candidates
+	have := 0.0
+	for n := len(c); n > 0 && have < need && !(byCount && len(out) == p.TopK); n-- {
+		out = append(out, c[0])
+		have += c[0].weight
+		c[0] = c[n-1]
+		c.sink(0, n-1)
+	}
+	if byCount && byShare {
+		need, have = float64(p.TopP)*have, 0
+		for i := range out {
+			if have += out[i].weight; have >= need {
+				return out[:i+1]
 			}
 		}
-		total = c.sum()
 	}
-	at, have := u*total, 0.0
+	return out
+}
+
+// pick walks along the weights until it has passed the share u of their sum.
+func (c candidates) pick(u float64) int32 {
+	at, have := u*c.sum(), 0.0
 	for i := range c {
 		if have += c[i].weight; have > at {
 			return c[i].id
