@@ -1,0 +1,172 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+)
+
+// Daemon is what the loop needs of a connection to the node daemon; package nodeclient has the real one.
+type Daemon interface {
+	Present(ctx context.Context, r transfer.PresentReq) (transfer.LeaseID, error)
+	Push(ctx context.Context, l transfer.LeaseID, units []transfer.Unit, seq uint64) error
+	Handoff(ctx context.Context, l transfer.LeaseID, record []byte) error
+	Bind(ctx context.Context, r transfer.BindReq) (transfer.LeaseID, error)
+	Refuse(ctx context.Context, ticket []byte, reason string) error
+	// NodeID and Epoch name one life of one daemon.
+	NodeID() string
+	Epoch() uint64
+	// RevokeTicket returns when no byte of the attempt is read or written on this host any more.
+	RevokeTicket(ctx context.Context, nonce [16]byte, reason string) error
+	// Done is closed when the daemon is gone or silent; Err says why; PeerGone waits for the end of its process.
+	Done() <-chan struct{}
+	Err() error
+	PeerGone(ctx context.Context) error
+	Close() error
+}
+
+// Dialer connects to the daemon and lends it the cache. Events are delivered in order. Its success says also that the
+// daemon it names has fenced everything of earlier connections.
+type Dialer func(ctx context.Context, onEvent func(transfer.Event)) (Daemon, transfer.RegionID, error)
+
+// Link keeps the engine connected to its node daemon.
+type Link struct {
+	e    *Engine
+	conn *conn // the loop's: nil while there is no daemon
+	id   atomic.Pointer[string]
+}
+
+// node is the id of the connected daemon, or "".
+func (l *Link) node() string {
+	if p := l.id.Load(); p != nil {
+		return *p
+	}
+	return ""
+}
+
+func newLink(e *Engine) *Link { return &Link{e: e} }
+
+// conn is one connection. Calls to the daemon are made in order by a goroutine of its own, so that a daemon that
+// does not answer never holds up the loop.
+type conn struct {
+	e      *Engine
+	daemon Daemon
+	region transfer.RegionID
+	calls  *queue
+	fenced chan struct{} // closed when a later connection to the same life of the daemon shows that all is fenced
+}
+
+// do runs f behind all calls made before.
+func (c *conn) do(f func(d Daemon)) { c.calls.post(func() { f(c.daemon) }) }
+
+// behind runs f, which may take long, behind all calls made before but in front of none.
+func (c *conn) behind(f func(d Daemon)) {
+	run := func() { c.e.done.Go(func() { f(c.daemon) }) }
+	if !c.calls.post(run) {
+		run()
+	}
+}
+
+func (c *conn) run(ctx context.Context) {
+	for {
+		for _, f := range c.calls.take() {
+			f()
+		}
+		select {
+		case <-c.calls.wake:
+		case <-c.daemon.Done():
+			c.drain()
+			return
+		case <-ctx.Done():
+			c.drain()
+			return
+		}
+	}
+}
+
+// drain makes the calls that are left: each fails at once, and its owner hears of it.
+func (c *conn) drain() {
+	for {
+		left := c.calls.takeAndCloseIfEmpty()
+		if len(left) == 0 {
+			return
+		}
+		for _, f := range left {
+			f()
+		}
+	}
+}
+
+const (
+	redialMin = 20 * time.Millisecond
+	redialMax = time.Second
+)
+
+// Run connects, and connects again when the daemon was lost, until ctx ends. up is told of every change.
+func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
+	wait := redialMin
+	var lost []*conn // whose blocks may be in quarantine
+	for ctx.Err() == nil {
+		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{})}
+		d, region, err := dial(ctx, func(ev transfer.Event) { l.e.q.post(func() { l.e.onEvent(c, ev) }) })
+		if err != nil {
+			if wait == redialMax {
+				l.e.log.Warn("connect to the node daemon; whole requests are served meanwhile", "err", err)
+			}
+			pause(ctx, wait)
+			wait = min(2*wait, redialMax)
+			continue
+		}
+		wait = redialMin
+		c.daemon, c.region = d, region
+		lost = fencedBy(lost, d)
+		l.e.log.Info("lent the KV cache to the node daemon")
+		var running sync.WaitGroup
+		running.Go(func() { c.run(ctx) })
+		l.e.q.post(func() { l.conn = c })
+		id := d.NodeID()
+		l.id.Store(&id)
+		up(d)
+		select {
+		case <-d.Done():
+		case <-ctx.Done():
+		}
+		l.id.Store(nil)
+		up(nil)
+		l.e.q.post(func() {
+			l.conn = nil
+			l.e.onDown(c, d.Err())
+		})
+		_ = d.Close()
+		running.Wait()
+		lost = append(lost, c)
+	}
+}
+
+// fencedBy marks the lost connections that were to the same life of the daemon as d, and returns the others. Of these
+// only the last few are kept: each waits for its process as well.
+func fencedBy(lost []*conn, d Daemon) []*conn {
+	lost = slices.DeleteFunc(lost, func(c *conn) bool {
+		same := c.daemon.NodeID() == d.NodeID() && c.daemon.Epoch() == d.Epoch()
+		if same {
+			close(c.fenced)
+		}
+		return same
+	})
+	return lost[max(0, len(lost)-lostMax):]
+}
+
+const lostMax = 64
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/headrace/headrace/worker/api"
+)
+
+// schedule picks the next step's work: a token for everyone who decodes, then prompt chunks, requests whose blocks
+// are already bound at D before others, and new requests while blocks and the token budget last.
+func (e *Engine) schedule() []work {
+	e.tryBind()
+	budget := e.cfg.BatchTokens
+	batch := e.scheduleDecode(&budget)
+	batch = e.schedulePrefill(batch, &budget)
+	for budget > 0 && len(e.waiting) > 0 && len(e.active) < e.cfg.SeqsMax {
+		s := e.waiting[0]
+		if !e.start(s) {
+			break
+		}
+		e.waiting = e.waiting[1:]
+		n := min(s.remaining(), budget)
+		budget -= n
+		batch = append(batch, work{s, n})
+	}
+	return batch
+}
+
+func (e *Engine) scheduleDecode(budget *int) []work {
+	var batch []work
+	for _, s := range slices.Clone(e.active) {
+		if s.state != stRunning || !s.decoding() || *budget == 0 {
+			continue
+		}
+		if !e.grow(s) {
+			continue
+		}
+		batch = append(batch, work{s, 1})
+		*budget--
+	}
+	// growing may have taken the blocks of one that was already picked
+	return slices.DeleteFunc(batch, func(w work) bool { return w.seq.state != stRunning })
+}
+
+func (e *Engine) schedulePrefill(batch []work, budget *int) []work {
+	var fill []*seq
+	for _, s := range e.active {
+		if s.state == stRunning && !s.decoding() {
+			fill = append(fill, s)
+		}
+	}
+	slices.SortStableFunc(fill, func(a, b *seq) int {
+		if a.bound() != b.bound() {
+			if a.bound() {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.order, b.order)
+	})
+	for _, s := range fill {
+		n := min(s.remaining(), *budget)
+		if n == 0 {
+			break
+		}
+		*budget -= n
+		batch = append(batch, work{s, n})
+	}
+	return batch
+}
+
+// start gives a waiting request its blocks: what the prefix cache holds of its tokens, and free ones for the rest.
+func (e *Engine) start(s *seq) bool {
+	blocks, content := e.pool.Match(s.tokens[:len(s.tokens)-1]) // the last token is always computed: it gives the logits
+	need := e.pool.BlocksFor(len(s.tokens)) - len(blocks)
+	// leave a block for each that decodes, or the newcomer is preempted at once
+	if e.pool.Free() < need+e.decoders() && (len(e.active) > 0 || e.pool.Free() < need) {
+		e.pool.Release(blocks)
+		e.dropUnbound()
+		return false
+	}
+	more, err := e.pool.Alloc(need)
+	if err != nil {
+		e.pool.Release(blocks)
+		return false
+	}
+	s.committed, s.content = len(blocks), content
+	s.computed = len(blocks) * e.pool.BlockTokens()
+	s.blocks = append(blocks, more...)
+	e.count.prefixQueries += uint64(len(s.tokens))
+	e.count.prefixHits += uint64(s.computed)
+	if s.generated() == len(s.req.Resume) {
+		s.cached = min(s.computed, s.prompt())
+	}
+	s.state = stRunning
+	e.insertActive(s)
+	s.phase(api.PhasePrefilling)
+	if s.isPrefillLeg() {
+		e.present(s)
+	}
+	return true
+}
+
+func (e *Engine) insertActive(s *seq) {
+	i, _ := slices.BinarySearchFunc(e.active, s.order, func(a *seq, order uint64) int { return cmp.Compare(a.order, order) })
+	e.active = slices.Insert(e.active, i, s)
+}
+
+func (e *Engine) decoders() int {
+	n := 0
+	for _, s := range e.active {
+		if s.state == stRunning && !s.isPrefillLeg() {
+			n++
+		}
+	}
+	return n
+}
+
+// grow makes room for one more token, at the cost of the youngest request that can be computed again.
+func (e *Engine) grow(s *seq) bool {
+	if e.pool.BlocksFor(s.computed+1) <= len(s.blocks) {
+		return true
+	}
+	for {
+		b, err := e.pool.Alloc(1)
+		if err == nil {
+			s.blocks = append(s.blocks, b...)
+			return true
+		}
+		victim := e.youngest()
+		if victim == nil {
+			return false
+		}
+		e.preempt(victim)
+		if victim == s {
+			return false
+		}
+	}
+}
+
+// youngest is the last to arrive of those whose blocks no peer touches.
+func (e *Engine) youngest() *seq {
+	for i := len(e.active) - 1; i >= 0; i-- {
+		if s := e.active[i]; s.state == stRunning && s.lease == nil {
+			return s
+		}
+	}
+	return nil
+}
+
+// preempt takes a request's blocks and puts it back in front of the queue. Its tokens stay; computing them again
+// gives the same KV, so the client sees a pause and nothing else.
+func (e *Engine) preempt(s *seq) {
+	e.count.preemptions++
+	e.release(s)
+	e.active = without(e.active, s)
+	s.state = stWaiting
+	e.waiting = slices.Insert(e.waiting, 0, s)
+}
+
+// dropUnbound gives up the oldest finished prompt that nobody has bound, when those take more than their share and a
+// newcomer finds no blocks. Without this two engines could wait for each other's blocks.
+func (e *Engine) dropUnbound() {
+	held := 0
+	var oldest *seq
+	for _, s := range e.active {
+		if s.state == stHandoff && !s.bound() {
+			held += len(s.blocks)
+			if oldest == nil {
+				oldest = s
+			}
+		}
+	}
+	if oldest != nil && held*100 > e.cfg.UnboundPercent*e.pool.Total() {
+		e.fail(oldest, "the decode side did not bind its blocks in time and the prefill cache is full")
+	}
+}
