@@ -70,11 +70,15 @@ func Unsupported(param, format string, args ...any) *Error {
 	return BadRequest(param, CodeUnsupported, format, args...)
 }
 
-// ContextLength is the 400 for a prompt that does not fit the model, alone or together with max_tokens.
-func ContextLength(limit, prompt, maxTokens int) *Error {
+// ContextLength is the 400 for a prompt that does not fit the model, alone (maxTokens 0) or together with max_tokens.
+func ContextLength(ep Endpoint, limit, prompt, maxTokens int) *Error {
 	if maxTokens <= 0 || prompt >= limit {
-		return BadRequest("messages", CodeContextLength,
-			"This model's maximum context length is %d tokens. However, your prompt has %d tokens. Please shorten it.", limit, prompt)
+		param := "messages"
+		if ep == Completions {
+			param = "prompt"
+		}
+		return BadRequest(param, CodeContextLength,
+			"This model's maximum context length is %d tokens. However, your prompt has at least %d tokens. Please shorten it.", limit, prompt)
 	}
 	return BadRequest("max_tokens", CodeContextLength,
 		"This model's maximum context length is %d tokens. However, you requested %d tokens (%d in the prompt, %d in the completion). Please reduce either.",

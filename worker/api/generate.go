@@ -1,0 +1,211 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/worker/chat"
+	"github.com/headrace/headrace/worker/tokenizer"
+)
+
+// generate answers both generating endpoints.
+func (s *Server) generate(w http.ResponseWriter, r *http.Request, ep openai.Endpoint) {
+	began := time.Now()
+	if s.inFlight.Add(1) > int64(s.cfg.InFlightMax) {
+		s.inFlight.Add(-1)
+		writeError(w, openai.Unavailable("This worker has %d requests in flight and takes no more.", s.cfg.InFlightMax))
+		return
+	}
+	defer s.inFlight.Add(-1)
+	body, e := s.readBody(w, r)
+	if e != nil {
+		writeError(w, e)
+		return
+	}
+	req, e := openai.ParseRequest(ep, body, openai.Options{AllowKV: true})
+	if e != nil {
+		writeError(w, e)
+		return
+	}
+	out, e := s.prepare(req, began)
+	if e != nil {
+		writeError(w, e)
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out.ctx, out.cancel, out.w = ctx, cancel, w
+	if finish, done := out.complete(); done {
+		out.finishAtOnce(finish)
+		return
+	}
+	events, err := s.cfg.Engine.Submit(ctx, out.engine)
+	if err != nil {
+		writeError(w, s.submitError(req, err))
+		return
+	}
+	s.pumps.Add(1)
+	go func() {
+		defer s.pumps.Done()
+		out.queue.pump(events)
+	}()
+	out.run()
+}
+
+// readBody reads all of the body: the server notices a client that leaves only once it has.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *openai.Error) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.ReadTimeout)) // not every ResponseWriter has one
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.cfg.BodyBytesMax))
+	_ = rc.SetReadDeadline(time.Time{})
+	if err == nil {
+		return body, nil
+	}
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return nil, openai.TooLarge(large.Limit)
+	}
+	return nil, openai.BadRequest("", openai.CodeInvalidJSON, "Could not read the request's body: %v.", err)
+}
+
+func (s *Server) submitError(req *openai.Request, err error) *openai.Error {
+	var long *TooLongError
+	switch {
+	case errors.Is(err, ErrBusy):
+		return openai.Unavailable("This worker is busy: its queue is full.")
+	case errors.As(err, &long):
+		return openai.ContextLength(req.Endpoint, long.Limit, long.Tokens, 0)
+	}
+	s.cfg.Logger.Error("submit request", "error", err)
+	return openai.Unavailable("This worker cannot take the request: %v.", err)
+}
+
+// prepare turns a client's request into an engine's, and makes the response that will carry the answer.
+func (s *Server) prepare(req *openai.Request, began time.Time) (*response, *openai.Error) {
+	model := s.model.ID
+	if req.Model != "" {
+		if req.Model != s.model.ID && !slices.Contains(s.model.Aliases, req.Model) {
+			return nil, openai.ModelNotFound(req.Model)
+		}
+		model = req.Model
+	}
+	head := openai.Head{Endpoint: req.Endpoint, Created: began.Unix(), Model: model}
+	if req.KV != nil {
+		head.ID, head.Created = req.KV.ID, req.KV.Created
+	} else {
+		head.ID = openai.NewID(req.Endpoint)
+	}
+	prompt, e := s.promptTokens(req, time.Unix(head.Created, 0))
+	if e != nil {
+		return nil, e
+	}
+	room := s.model.Context - len(prompt)
+	if room < 1 {
+		return nil, openai.ContextLength(req.Endpoint, s.model.Context, len(prompt), 0)
+	}
+	maxTokens := req.MaxTokens
+	switch {
+	case maxTokens > room:
+		return nil, openai.ContextLength(req.Endpoint, s.model.Context, len(prompt), maxTokens)
+	case maxTokens == 0 && req.Endpoint == openai.Completions:
+		maxTokens = min(room, openai.DefaultCompletionTokens)
+	case maxTokens == 0:
+		maxTokens = room
+	}
+	er := &Request{
+		ID: head.ID, Prompt: prompt, MaxTokens: maxTokens, StopTokens: req.StopTokens, IgnoreEOS: req.IgnoreEOS,
+		Sampling: Sampling{Temperature: req.Temperature, TopP: req.TopP, TopK: req.TopK, Seed: req.Seed},
+	}
+	if e := s.checkIDs("stop_token_ids", req.StopTokens); e != nil {
+		return nil, e
+	}
+	if kv := req.KV; kv != nil {
+		if e := s.addLeg(er, kv); e != nil {
+			return nil, e
+		}
+	} else if !req.HasSeed && req.Temperature > 0 {
+		er.Sampling.Seed = rand.Uint64()
+	}
+	return newResponse(s, req, er, head, began), nil
+}
+
+func (s *Server) addLeg(er *Request, kv *openai.KVParams) *openai.Error {
+	switch kv.Role {
+	case openai.RolePrefill:
+		er.Role = RolePrefill
+	case openai.RoleDecode:
+		er.Role = RoleDecode
+	}
+	er.Ticket, er.Peer, er.Resume = kv.Ticket, kv.Peer, kv.Resume
+	er.Sampling.Seed = kv.Seed
+	if kv.DeadlineMS != 0 {
+		er.Deadline = time.UnixMilli(kv.DeadlineMS)
+	}
+	if len(kv.Resume) > er.MaxTokens {
+		return openai.BadRequest("kv_transfer_params", openai.CodeInvalidValue,
+			"Invalid value for 'kv_transfer_params': resume has %d tokens, the request is for %d.", len(kv.Resume), er.MaxTokens)
+	}
+	return s.checkIDs("kv_transfer_params", kv.Resume)
+}
+
+func (s *Server) checkIDs(param string, ids []int32) *openai.Error {
+	for _, id := range ids {
+		if int(id) >= s.model.Vocab {
+			return openai.BadRequest(param, openai.CodeInvalidValue, "Invalid value for '%s': the vocabulary has no token %d.", param, id)
+		}
+	}
+	return nil
+}
+
+// promptTokens is the prompt as tokens, rendered by the chat template for chats.
+func (s *Server) promptTokens(req *openai.Request, now time.Time) ([]int32, *openai.Error) {
+	if req.PromptTokens != nil {
+		return req.PromptTokens, s.checkIDs("prompt", req.PromptTokens)
+	}
+	text, param := req.Prompt, "prompt"
+	if req.Endpoint == openai.Chat {
+		var e *openai.Error
+		if text, e = s.render(req, now); e != nil {
+			return nil, e
+		}
+		param = "messages"
+	}
+	// What cannot fit whatever its tokens are is not worth encoding.
+	if least := len(text) / max(1, s.cfg.Tokenizer.TokenBytesMax()); least > s.model.Context {
+		return nil, openai.ContextLength(req.Endpoint, s.model.Context, least, 0)
+	}
+	ids, err := s.cfg.Tokenizer.Encode(nil, text, tokenizer.EncodeOptions{AddMarks: req.AddSpecialTokens, ParseSpecial: true})
+	if err != nil {
+		return nil, openai.BadRequest(param, openai.CodeInvalidValue, "Invalid value for '%s': %v.", param, err)
+	}
+	if len(ids) == 0 {
+		return nil, openai.BadRequest(param, openai.CodeInvalidValue, "Invalid value for '%s': it has no tokens.", param)
+	}
+	return ids, nil
+}
+
+func (s *Server) render(req *openai.Request, now time.Time) (string, *openai.Error) {
+	if s.cfg.Chat == nil {
+		return "", openai.BadRequest("messages", openai.CodeUnsupported, "The model has no chat template: use /v1/completions.")
+	}
+	text, err := s.cfg.Chat.Render(chat.Input{
+		Messages: req.Messages, Tools: req.Tools, Args: req.TemplateArgs, Now: now,
+		AddGenerationPrompt: req.AddGenerationPrompt, ContinueFinalMessage: req.ContinueFinalMessage,
+	})
+	var raised *chat.RaisedError
+	switch {
+	case err == nil:
+		return text, nil
+	case errors.Is(err, chat.ErrNoTools):
+		return "", openai.Unsupported("tools", "The model's chat template knows no tools.")
+	case errors.As(err, &raised):
+		return "", openai.BadRequest("messages", openai.CodeInvalidValue, "The model's chat template refuses the conversation: %s", raised.Message)
+	}
+	return "", openai.BadRequest("messages", openai.CodeInvalidValue, "Could not render the conversation: %v.", err)
+}
