@@ -29,6 +29,23 @@ type Announcement struct {
 // Announce lists value as kind/id until Close, and waits until etcd holds it. From then on it is kept without further
 // care: the lease is renewed, and the entry is put again when the lease or etcd's data was lost.
 func (r *Registry) Announce(ctx context.Context, kind Kind, id string, value any) (*Announcement, error) {
+	a, err := r.Keep(kind, id, value)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-a.put:
+		if a.finalErr != nil {
+			return nil, fmt.Errorf("announce %s %s: %w", kind, id, a.finalErr)
+		}
+		return a, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("announce %s %s: %w", kind, id, errors.Join(ctx.Err(), a.Close()))
+	}
+}
+
+// Keep is Announce for who must not wait: the entry is listed as soon as etcd can be reached.
+func (r *Registry) Keep(kind Kind, id string, value any) (*Announcement, error) {
 	if err := checkID(kind, id); err != nil {
 		return nil, err
 	}
@@ -39,7 +56,7 @@ func (r *Registry) Announce(ctx context.Context, kind Kind, id string, value any
 	a := &Announcement{r: r, key: keyOf(kind, id), value: data, dirty: true, put: make(chan struct{})}
 	r.mu.Lock()
 	switch {
-	case r.closed:
+	case r.closed || r.withdrawn:
 		r.mu.Unlock()
 		return nil, fmt.Errorf("announce %s %s: %w", kind, id, ErrClosed)
 	case r.entries[a.key] != nil:
@@ -54,16 +71,29 @@ func (r *Registry) Announce(ctx context.Context, kind Kind, id string, value any
 	}
 	r.mu.Unlock()
 	r.wake()
+	return a, nil
+}
 
-	select {
-	case <-a.put:
-		if a.finalErr != nil {
-			return nil, fmt.Errorf("announce %s %s: %w", kind, id, a.finalErr)
-		}
-		return a, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("announce %s %s: %w", kind, id, errors.Join(ctx.Err(), a.Close()))
+// Withdraw deletes every announcement while tables go on, so that nobody sends more to a part that drains.
+func (r *Registry) Withdraw(ctx context.Context) error {
+	r.mu.Lock()
+	lease := r.lease
+	r.withdrawn = true
+	r.lease = 0
+	for _, a := range r.entries {
+		a.closed = true
+		a.finish(ErrClosed)
 	}
+	clear(r.entries)
+	r.mu.Unlock()
+	if lease == 0 {
+		return nil
+	}
+	// Revoking deletes all keys of the lease at once.
+	if _, err := r.cli.Revoke(ctx, lease); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("withdraw announcements (they expire in %s): %w", r.ttl, err)
+	}
+	return nil
 }
 
 func encodeValue(kind Kind, id string, value any) ([]byte, error) {
@@ -89,7 +119,7 @@ func (a *Announcement) Update(value any) error {
 		return err
 	}
 	a.r.mu.Lock()
-	if a.closed || a.r.closed {
+	if a.closed {
 		a.r.mu.Unlock()
 		return fmt.Errorf("update %s: %w", a.key, ErrClosed)
 	}
@@ -187,9 +217,11 @@ func (r *Registry) maintain(renew bool, renewed *time.Time) error {
 
 func (r *Registry) maintainOnce(renew bool, renewed *time.Time) error {
 	r.mu.Lock()
-	lease := r.lease
+	lease, idle := r.lease, len(r.entries) == 0
 	r.mu.Unlock()
 	switch {
+	case lease == 0 && idle:
+		return nil
 	case lease == 0:
 		ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
 		defer cancel()

@@ -52,12 +52,13 @@ type Registry struct {
 	wg     sync.WaitGroup // keeper and tables
 	kick   chan struct{}  // capacity 1: the keeper has something to put
 
-	mu       sync.Mutex // guards what follows; never held over a call to etcd
-	closed   bool
-	keeping  bool
-	lease    clientv3.LeaseID // 0 while there is none
-	entries  map[string]*Announcement
-	abandons bool // Close leaves the lease to expire, as a killed process does
+	mu        sync.Mutex // guards what follows; never held over a call to etcd
+	closed    bool
+	withdrawn bool // nothing more is announced
+	keeping   bool
+	lease     clientv3.LeaseID // 0 while there is none
+	entries   map[string]*Announcement
+	abandons  bool // Close leaves the lease to expire, as a killed process does
 }
 
 // Open connects to etcd. An etcd that is not there yet is no error: calls wait for it within their own deadlines.
@@ -144,23 +145,15 @@ func (r *Registry) Close() error {
 	r.cancel()
 	r.wg.Wait()
 
-	r.mu.Lock()
-	lease, abandons := r.lease, r.abandons
-	for _, a := range r.entries {
-		a.finish(ErrClosed)
-	}
-	clear(r.entries)
-	r.mu.Unlock()
-
 	var errs []error
-	if lease != 0 && !abandons {
-		// Revoking deletes all keys of the lease at once.
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		defer cancel()
-		if _, err := r.cli.Revoke(ctx, lease); err != nil {
-			errs = append(errs, fmt.Errorf("withdraw announcements (they expire in %s): %w", r.ttl, err))
-		}
+	r.mu.Lock()
+	if r.abandons {
+		r.lease = 0
 	}
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	errs = append(errs, r.Withdraw(ctx))
 	if err := r.cli.Close(); err != nil && !errors.Is(err, context.Canceled) {
 		errs = append(errs, fmt.Errorf("disconnect from etcd: %w", err))
 	}

@@ -114,6 +114,29 @@ func TestSilentProcessIsDelisted(t *testing.T) {
 	await(t, table, "the lease to expire", noWorkers)
 }
 
+func TestWithdrawDelistsWhileTablesGoOn(t *testing.T) {
+	e := startEtcd(t, t.TempDir(), anyPort)
+	r, other := open(t, e.Addr()), open(t, e.Addr())
+	table, far := watch(t, r), watch(t, other)
+	a, err := r.Keep(KindWorker, "w", worker("w"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, far, "the worker", hasWorker("w"))
+	if err := r.Withdraw(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await(t, far, "the worker to leave", noWorkers)
+	if _, err := r.Keep(KindWorker, "x", worker("x")); !errors.Is(err, ErrClosed) {
+		t.Errorf("keep after withdraw: %v, want ErrClosed", err)
+	}
+	if err := a.Update(worker("w")); !errors.Is(err, ErrClosed) {
+		t.Errorf("update after withdraw: %v, want ErrClosed", err)
+	}
+	announce(t, other, KindWorker, "z", worker("z"))
+	await(t, table, "what others announce", hasWorker("z"))
+}
+
 func TestSuccessorOutlivesPredecessor(t *testing.T) {
 	e := startEtcd(t, t.TempDir(), anyPort)
 	table := watch(t, open(t, e.Addr()))
@@ -357,4 +380,3 @@ func FuzzDecodeEntry(f *testing.F) {
 		}
 	})
 }
-
