@@ -104,14 +104,21 @@ func (h *Head) AppendText(dst, text []byte, tokenIDs []int32) []byte {
 	return append(dst, "}]}\n\n"...)
 }
 
-// AppendFinish appends the event with the finish reason.
-func (h *Head) AppendFinish(dst []byte, reason string) []byte {
+// AppendFinish appends the event with the finish reason, and with the text that was held back until the end.
+func (h *Head) AppendFinish(dst, text []byte, reason string) []byte {
 	dst = h.appendChunkHead(dst)
-	if h.Endpoint == Completions {
-		dst = append(dst, `,"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":`...)
-	} else {
-		dst = append(dst, `,"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":`...)
+	switch {
+	case h.Endpoint == Completions:
+		dst = append(dst, `,"choices":[{"index":0,"text":`...)
+		dst = AppendString(dst, text)
+	case len(text) > 0:
+		dst = append(dst, `,"choices":[{"index":0,"delta":{"content":`...)
+		dst = AppendString(dst, text)
+		dst = append(dst, '}')
+	default:
+		dst = append(dst, `,"choices":[{"index":0,"delta":{}`...)
 	}
+	dst = append(dst, `,"logprobs":null,"finish_reason":`...)
 	dst = AppendString(dst, reason)
 	return append(dst, "}]}\n\n"...)
 }

@@ -232,7 +232,7 @@ func lines(t *testing.T, body string) []string {
 		case c.Role:
 			out = append(out, "role")
 		case c.Finish != "":
-			out = append(out, "finish "+c.Finish)
+			out = append(out, strings.TrimSpace("finish "+c.Finish+" "+c.Text))
 		default:
 			out = append(out, fmt.Sprintf("text %q", c.Text))
 		}
@@ -368,7 +368,7 @@ func TestDecodeLeg(t *testing.T) {
 	}}, nil)
 	// "E" may begin END: whoever sampled it held it back, so this leg gives it.
 	h.expect("/v1/chat/completions", native("decode", ""),
-		": prior 69", ": phase decoding", ": t 69", `text "E"`, ": t 120", `text "Ex"`, ": t 195", ": t 256", `text "�"`, "finish stop", "usage 6+5 cached 4", ": final")
+		": prior 69", ": phase decoding", ": t 69", `text "E"`, ": t 120", `text "Ex"`, ": t 195", ": t 256", "finish stop �", "usage 6+5 cached 4", ": final")
 }
 
 func TestResume(t *testing.T) {
@@ -387,7 +387,7 @@ func TestCompleteResumeNeedsNoEngine(t *testing.T) {
 	h.expect("/v1/chat/completions", native("whole", `,"resume":[97,256]`), "finish stop", "usage 6+2 cached 0", ": final")
 	h.expect("/v1/chat/completions", native("whole", `,"resume":[69,78,68]`), "finish stop", "usage 6+3 cached 0", ": final")
 	twenty := strings.Repeat("97,", 19) + "69"
-	h.expect("/v1/chat/completions", native("decode", `,"resume":[`+twenty+`]`), `text "E"`, "finish length", "usage 6+20 cached 0", ": final")
+	h.expect("/v1/chat/completions", native("decode", `,"resume":[`+twenty+`]`), "finish length E", "usage 6+20 cached 0", ": final")
 }
 
 func TestFailures(t *testing.T) {

@@ -75,11 +75,8 @@ func (o *response) isEnd(id int32) bool {
 }
 
 func (o *response) finishAtOnce(finish string) {
-	if finish == openai.FinishLength {
-		o.text(o.detok.Flush(), -1)
-	}
 	o.conclude(finish)
-	o.flush()
+	_ = o.flush() // a router that has left dispatches again
 }
 
 // run takes the engine's events until one ends the answer or the client leaves.
@@ -146,7 +143,6 @@ func (o *response) step(ev *TokenEvent) {
 	case EventToken:
 		o.token(ev)
 	case EventFinish:
-		o.text(o.detok.Flush(), -1)
 		o.conclude(ev.Finish)
 	case EventPrior:
 		o.prior(ev.Prior)
@@ -190,10 +186,6 @@ func (o *response) token(ev *TokenEvent) {
 	if ev.Finish != openai.FinishStop {
 		text, stopped = o.detok.Push(ev.Token)
 	}
-	if ev.Finish != "" && !stopped {
-		text = slices.Clone(text) // Flush reuses what Push returned
-		text = append(text, o.detok.Flush()...)
-	}
 	o.text(text, ev.Token)
 	switch {
 	case stopped:
@@ -219,10 +211,10 @@ func (o *response) role() {
 	}
 }
 
-// text adds text to the answer, and the token it came with when the client asked for ids (-1: none).
+// text adds a token's text to the answer, and its id when the client asked for ids.
 func (o *response) text(text []byte, token int32) {
 	var ids []int32
-	if o.req.ReturnTokenIDs && token >= 0 {
+	if o.req.ReturnTokenIDs {
 		ids = []int32{token}
 	}
 	switch {
@@ -246,10 +238,13 @@ func (o *response) usage() openai.Usage {
 	return openai.Usage{Prompt: len(o.engine.Prompt), Completion: o.completion, Cached: min(o.cached, len(o.engine.Prompt))}
 }
 
-// conclude ends the answer well.
+// conclude ends the answer well. Text that was held back until now goes into the finish event itself: it is released by
+// the end, not by a token, so whoever takes the stream over must not count it as given with the tokens before it.
 func (o *response) conclude(finish string) {
 	o.finish, o.ended = finish, true
+	tail := o.detok.Flush()
 	if !o.stream {
+		o.whole.Text = append(o.whole.Text, tail...)
 		o.whole.Finish, o.whole.Usage = finish, o.usage()
 		if o.req.ReturnTokenIDs {
 			o.whole.PromptIDs = o.engine.Prompt
@@ -259,7 +254,7 @@ func (o *response) conclude(finish string) {
 	}
 	o.role()
 	o.start()
-	o.out = o.head.AppendFinish(o.out, finish)
+	o.out = o.head.AppendFinish(o.out, tail, finish)
 	if o.native || o.req.IncludeUsage {
 		o.out = o.head.AppendUsage(o.out, o.usage())
 	}

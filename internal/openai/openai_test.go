@@ -1,0 +1,370 @@
+package openai
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"unicode/utf8"
+)
+
+// vocabulary: each byte, then some longer tokens, one of them special.
+type vocabulary []string
+
+func (v vocabulary) TokenBytes(id int32) []byte {
+	switch {
+	case id < 0:
+		return nil
+	case id < 256:
+		return []byte{byte(id)}
+	case int(id)-256 < len(v):
+		return []byte(v[id-256])
+	}
+	return nil
+}
+
+func (v vocabulary) Special(id int32) bool { return id == 256 }
+
+var words = vocabulary{"<special>", "ab", "aba", "\xf0\x9f", "\x98\x80", "é", "x\xc3", " stop", "now ", "😀"}
+
+func TestDetok(t *testing.T) {
+	bytesOf := func(s string) (ids []int32) {
+		for _, b := range []byte(s) {
+			ids = append(ids, int32(b))
+		}
+		return ids
+	}
+	for _, c := range []struct {
+		name   string
+		tokens []int32
+		stop   []string
+		want   []string // what each Push releases, then what Flush does
+		match  string
+	}{
+		{"plain", bytesOf("ab"), nil, []string{"a", "b", ""}, ""},
+		{"split character", bytesOf("é!"), nil, []string{"", "é", "!", ""}, ""},
+		{"cut character", bytesOf("a\xf0\x9f\x98"), nil, []string{"a", "", "", "", "\uFFFD"}, ""},
+		{"invalid", bytesOf("\xff\xc3\x28\xf0\x9fa"), nil, []string{"\uFFFD", "", "\uFFFD(", "", "", "\uFFFDa", ""}, ""},
+		{"special and unknown", []int32{'a', 256, 9999, -1, 'b'}, nil, []string{"a", "", "", "", "b", ""}, ""},
+		{"stop", bytesOf("aENDb"), []string{"END"}, []string{"a", "", "", "", "", ""}, "END"},
+		{"almost", bytesOf("aENxEN"), []string{"END"}, []string{"a", "", "", "ENx", "", "", "EN"}, ""},
+		{"overlap", bytesOf("aababc"), []string{"ababc"}, []string{"", "a", "", "", "", "", ""}, "ababc"},
+		{"first to end wins", bytesOf("abcd"), []string{"abcd", "bc"}, []string{"", "", "a", "", ""}, "bc"},
+		{"longest of one end", bytesOf("abc"), []string{"c", "abc", "bc"}, []string{"", "", "", ""}, "abc"},
+		{"across long tokens", []int32{258, 257, 263, 'x'}, []string{"b stop"}, []string{"aba", "a", "", "", ""}, "b stop"},
+		{"stop of two bytes", bytesOf("né!"), []string{"é"}, []string{"n", "", "", "", ""}, "é"},
+		{"flush decides", bytesOf("é\xc3"), []string{"é\uFFFD"}, []string{"", "", "", ""}, "é\uFFFD"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := NewDetok(words, DetokOptions{Stop: c.stop})
+			var got []string
+			for _, id := range c.tokens {
+				text, _ := d.Push(id)
+				got = append(got, string(text))
+			}
+			got = append(got, string(d.Flush()))
+			match, _ := d.Stopped()
+			if !slices.Equal(got, c.want) || match != c.match {
+				t.Errorf("got %q, stopped by %q; want %q, %q", got, match, c.want, c.match)
+			}
+		})
+	}
+	d := NewDetok(words, DetokOptions{KeepSpecial: true})
+	if text, _ := d.Push(256); string(text) != "<special>" {
+		t.Errorf("KeepSpecial gave %q", text)
+	}
+}
+
+// model is the text of a token list by the book: all of it at once.
+func model(tokens []int32, stops []string) (text string, stopped bool) {
+	var raw []byte
+	for _, id := range tokens {
+		if !words.Special(id) {
+			raw = append(raw, words.TokenBytes(id)...)
+		}
+	}
+	for b := raw; len(b) > 0; {
+		n, ok, _ := sequencePart(b)
+		if ok {
+			text += string(b[:n])
+		} else {
+			text += "\uFFFD"
+		}
+		b = b[n:]
+	}
+	for end := range len(text) + 1 {
+		best := ""
+		for _, s := range stops {
+			if s != "" && strings.HasSuffix(text[:end], s) && len(s) > len(best) {
+				best = s
+			}
+		}
+		if best != "" {
+			return text[:end-len(best)], true
+		}
+	}
+	return text, false
+}
+
+// legs gives the text that a client sees when the tokens are cut into legs, each by a Detok of its own.
+func legs(tokens []int32, stops []string, cuts []int) string {
+	var out strings.Builder
+	at := 0
+	for i, cut := range append(slices.Clone(cuts), len(tokens)) {
+		d := NewDetok(words, DetokOptions{Stop: stops})
+		if d.PushAll(tokens[:at]) {
+			return out.String()
+		}
+		for _, id := range tokens[at:cut] {
+			text, stopped := d.Push(id)
+			out.Write(text)
+			if stopped {
+				return out.String()
+			}
+		}
+		if i == len(cuts) {
+			out.Write(d.Flush())
+		}
+		at = cut
+	}
+	return out.String()
+}
+
+func randomTokens(rng *rand.Rand, n int) []int32 {
+	pool := []int32{'a', 'b', 'a', 'b', 'E', 'N', 'D', ' ', 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xE2, 0x80, 256, 257, 258, 259, 260, 261, 262, 263, 264, 265, 5000}
+	out := make([]int32, rng.IntN(n))
+	for i := range out {
+		out[i] = pool[rng.IntN(len(pool))]
+	}
+	return out
+}
+
+func TestDetokIsAFunctionOfTheTokens(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	stopSets := [][]string{nil, {"END"}, {"ab"}, {"aba", "bab"}, {"é"}, {"\uFFFD"}, {"abab", "ba", "stop now "}, {" ", "END", "😀"}, {"aab", "aaab", "b\uFFFD"}}
+	for i := range 20_000 {
+		tokens, stops := randomTokens(rng, 24), stopSets[i%len(stopSets)]
+		cuts := make([]int, rng.IntN(5))
+		for j := range cuts {
+			cuts[j] = rng.IntN(len(tokens) + 1)
+		}
+		slices.Sort(cuts)
+		want, _ := model(tokens, stops)
+		if got := legs(tokens, stops, cuts); got != want {
+			t.Fatalf("tokens %v, stops %q, cuts %v: got %q, want %q", tokens, stops, cuts, got, want)
+		}
+	}
+}
+
+func FuzzDetok(f *testing.F) {
+	f.Add([]byte("aENDb"), "END", "b", uint8(2))
+	f.Add([]byte("\xf0\x9f\x98\x80é"), "é", "\xff", uint8(1))
+	f.Fuzz(func(t *testing.T, b []byte, s1, s2 string, cut uint8) {
+		tokens := make([]int32, len(b))
+		for i, c := range b {
+			tokens[i] = int32(c)
+			if c >= 0xF8 {
+				tokens[i] = 256 + int32(c-0xF8)
+			}
+		}
+		stops := []string{strings.ToValidUTF8(s1, "?"), strings.ToValidUTF8(s2, "?")}
+		want, _ := model(tokens, stops)
+		got := legs(tokens, stops, []int{min(int(cut), len(tokens))})
+		if got != want || !utf8.ValidString(got) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+	})
+}
+
+func TestSequenceAgreesWithPython(t *testing.T) {
+	// bytes.decode(errors="replace")
+	for in, want := range map[string]string{
+		"\xc0\xaf":         "\uFFFD\uFFFD",
+		"\xe0\x80\x80":     "\uFFFD\uFFFD\uFFFD",
+		"\xed\xa0\x80":     "\uFFFD\uFFFD\uFFFD",
+		"\xf0\x80\x80\x80": "\uFFFD\uFFFD\uFFFD\uFFFD",
+		"\xf4\x90\x80\x80": "\uFFFD\uFFFD\uFFFD\uFFFD",
+		"\xe2\x82":         "\uFFFD",
+		"\xe2\x82a":        "\uFFFDa",
+		"\xf0\x9f\x98é":    "\uFFFDé",
+		"\xf0\x9f\x98\x80": "😀",
+	} {
+		var got string
+		if err := json.Unmarshal(AppendString(nil, in), &got); err != nil || got != want {
+			t.Errorf("%q: %q %v, want %q", in, got, err, want)
+		}
+	}
+}
+
+func FuzzAppendString(f *testing.F) {
+	f.Add("a\"b\\c\n\r\t\x00\x7f\u2028\u2029é😀\xff")
+	f.Fuzz(func(t *testing.T, s string) {
+		b := AppendString(nil, s)
+		var got string
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatalf("%q: %v", b, err)
+		}
+		if utf8.ValidString(s) && got != s {
+			t.Fatalf("%q came back as %q", s, got)
+		}
+		if string(AppendString(nil, []byte(s))) != string(b) {
+			t.Fatal("bytes and string differ")
+		}
+	})
+}
+
+func TestScanner(t *testing.T) {
+	var b []byte
+	h := Head{Endpoint: Chat, ID: "chatcmpl-1", Created: 5, Model: "m"}
+	b = AppendComment(b, "phase", "queued")
+	b = h.AppendRole(b, nil)
+	b = AppendTokenComment(b, "t", []int32{12, 13})
+	b = h.AppendText(b, []byte("hi: t 5\n\n\"choices\":[]"), nil)
+	b = AppendComment(b, "hb", "")
+	b = append(b, ": something new\n\n"...)
+	b = AppendTokenComment(b, "prior", nil)
+	b = AppendComment(b, "failed", "a\nb")
+	b = h.AppendFinish(b, nil, FinishStop)
+	b = h.AppendUsage(b, Usage{Prompt: 3, Completion: 2, Cached: 1})
+	b = AppendComment(b, "final", "")
+	b = append(b, Done...)
+	want := []EventKind{EventPhase, EventData, EventTokens, EventData, EventHeartbeat, EventComment, EventPrior, EventFailed, EventData, EventData, EventFinal, EventDone}
+	for name, r := range map[string]io.Reader{
+		"whole": strings.NewReader(string(b)), "bytes": iotest.OneByteReader(strings.NewReader(string(b))), "half": iotest.HalfReader(strings.NewReader(string(b))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var kinds []EventKind
+			var raw []byte
+			var a Assembler
+			s := NewScanner(r, nil)
+			for {
+				ev, err := s.Next()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				kinds, raw = append(kinds, ev.Kind), append(raw, ev.Raw...)
+				switch ev.Kind {
+				case EventTokens:
+					if ids, err := AppendTokens(nil, ev.Arg); err != nil || !slices.Equal(ids, []int32{12, 13}) {
+						t.Errorf("tokens %v %v", ids, err)
+					}
+				case EventFailed:
+					if string(ev.Arg) != "a b" {
+						t.Errorf("reason %q", ev.Arg)
+					}
+				case EventData:
+					c, err := a.Add(ev.Arg)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if IsUsage(ev.Arg) != (c.Usage != nil) {
+						t.Errorf("IsUsage of %s", ev.Arg)
+					}
+				}
+			}
+			if !slices.Equal(kinds, want) || string(raw) != string(b) {
+				t.Errorf("kinds %v, want %v", kinds, want)
+			}
+			if w := a.Whole; string(w.Text) != "hi: t 5\n\n\"choices\":[]" || w.Finish != "stop" || w.Usage != (Usage{3, 2, 1}) {
+				t.Errorf("assembled %+v", w)
+			}
+		})
+	}
+}
+
+func TestScannerErrors(t *testing.T) {
+	for in, want := range map[string]error{
+		"data: x\n":                       io.ErrUnexpectedEOF,
+		"data: x":                         io.ErrUnexpectedEOF,
+		"data: x\ndata: y\n\n":            ErrMalformedEvent,
+		"event: x\n\n":                    ErrMalformedEvent,
+		"\n\n\n":                          io.EOF,
+		"":                                io.EOF,
+		strings.Repeat("x", 9<<20):        ErrEventTooLarge,
+		": hb\n\n" + ": t 1\n\n" + "HTTP": io.ErrUnexpectedEOF,
+	} {
+		s := NewScanner(strings.NewReader(in), nil)
+		var err error
+		for err == nil {
+			_, err = s.Next()
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("%.20q: %v, want %v", in, err, want)
+		}
+	}
+	for _, arg := range []string{"1,", ",1", "x", "-1", "1,,2", "99999999999"} {
+		if _, err := AppendTokens(nil, []byte(arg)); err == nil {
+			t.Errorf("token list %q was taken", arg)
+		}
+	}
+}
+
+func FuzzScanner(f *testing.F) {
+	f.Add([]byte(": t 1,2\n\ndata: {}\n\n: hb\n\n"))
+	f.Add([]byte("\n\n: failed x\r\n\n\ndata: [DONE]\n\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		read := func(r io.Reader) (kinds []EventKind, raw string, last error) {
+			s := NewScanner(r, make([]byte, 0, 16))
+			for {
+				ev, err := s.Next()
+				if err != nil {
+					return kinds, raw, err
+				}
+				if ev.Kind == EventTokens || ev.Kind == EventPrior {
+					_, _ = AppendTokens(nil, ev.Arg)
+				}
+				kinds, raw = append(kinds, ev.Kind), raw+string(ev.Raw)
+			}
+		}
+		k1, r1, e1 := read(strings.NewReader(string(b)))
+		k2, r2, e2 := read(iotest.OneByteReader(strings.NewReader(string(b))))
+		if !slices.Equal(k1, k2) || r1 != r2 || fmt.Sprint(e1 == io.EOF) != fmt.Sprint(e2 == io.EOF) {
+			t.Fatalf("chunking changes the events: %v %v %v, %v %v %v", k1, r1, e1, k2, r2, e2)
+		}
+	})
+}
+
+func TestLedger(t *testing.T) {
+	var l Ledger
+	feed := func(s string) {
+		t.Helper()
+		for b := []byte(s); len(b) > 0; {
+			ev, n, err := NextEvent(b)
+			if err != nil || n == 0 {
+				t.Fatal(n, err)
+			}
+			if err := l.Observe(ev); err != nil {
+				t.Fatal(err)
+			}
+			b = b[n:]
+		}
+	}
+	check := func(want []int32) {
+		t.Helper()
+		if got := l.Resume(); !slices.Equal(got, want) || (got == nil) != (want == nil) {
+			t.Errorf("resume %v, want %v", got, want)
+		}
+	}
+	feed(": phase queued\n\n: hb\n\n")
+	check(nil)
+	feed("data: {\"role\"}\n\n")
+	check([]int32{})
+	feed(": t 1\n\n")
+	check([]int32{}) // its text may not have come
+	feed("data: {}\n\n: t 2\n\n: t 3,4\n\n")
+	check([]int32{1, 2})
+	l.NextLeg()
+	feed(": t 3\n\n: hb\n\n")
+	check([]int32{1, 2, 3})
+	if l.Count() != 3 {
+		t.Errorf("count %d", l.Count())
+	}
+}
