@@ -1,0 +1,265 @@
+// Package status gathers what the parts say of themselves, from the registry and from each part's own pages, and
+// writes it for people. It must not change anything, nor need a part to answer: one that does not is shown as such.
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/headrace/headrace/internal/registry"
+)
+
+const (
+	// askTimeout bounds how long one part is waited for: a stopped one must not hold up the rest.
+	askTimeout = 2 * time.Second
+	// answerBytesMax bounds what a part may answer.
+	answerBytesMax = 8 << 20
+)
+
+// Report is everything `headrace status` shows, and its --json document.
+type Report struct {
+	Etcd    []string `json:"etcd"`
+	Routers []Router `json:"routers"`
+	Workers []Worker `json:"workers"`
+	Nodes   []Node   `json:"nodes"`
+}
+
+// Router is a listed router. Error says why its own page is missing.
+type Router struct {
+	registry.Router
+	Status json.RawMessage `json:"status,omitempty"`
+	Error  string          `json:"error,omitempty"`
+}
+
+// Worker is a listed worker.
+type Worker struct {
+	registry.Worker
+	Status *WorkerStatus `json:"status,omitempty"`
+	Error  string        `json:"error,omitempty"`
+}
+
+// WorkerStatus is what is shown of a worker's /status.
+type WorkerStatus struct {
+	Running           int    `json:"running"`
+	Waiting           int    `json:"waiting"`
+	Node              string `json:"node"`
+	BlocksTotal       int    `json:"blocks_total"`
+	BlocksFree        int    `json:"blocks_free"`
+	BlocksCached      int    `json:"blocks_cached"`
+	BlocksLeased      int    `json:"blocks_leased"`
+	BlocksQuarantined int    `json:"blocks_quarantined"`
+}
+
+// Node is a listed node daemon.
+type Node struct {
+	registry.Node
+	Status *NodeStatus `json:"status,omitempty"`
+	Error  string      `json:"error,omitempty"`
+}
+
+// NodeStatus is what is shown of a node daemon's /status.
+type NodeStatus struct {
+	Engines []struct {
+		EngineID string `json:"engine_id"`
+		Leases   int    `json:"leases"`
+	} `json:"engines"`
+	Leases   []Lease   `json:"leases"`
+	Channels []Channel `json:"channels"`
+}
+
+// Lease is a living lease.
+type Lease struct {
+	Side       string    `json:"side"`
+	State      string    `json:"state"`
+	Engine     string    `json:"engine"`
+	PeerNode   string    `json:"peer_node"`
+	Tokens     uint32    `json:"tokens"`
+	UnitsTotal uint64    `json:"pieces_wanted"`
+	UnitsDone  uint64    `json:"pieces_done"`
+	Deadline   time.Time `json:"deadline"`
+}
+
+// Channel is a node daemon's end of a channel.
+type Channel struct {
+	PeerNode     string  `json:"peer_node"`
+	PeerAddr     string  `json:"peer_addr"`
+	Transport    string  `json:"transport"`
+	Why          string  `json:"why"`
+	Lanes        int     `json:"lanes"`
+	LanesUp      int     `json:"lanes_up"`
+	SentBps      float64 `json:"sent_bytes_per_s"`
+	LandedBps    float64 `json:"landed_bytes_per_s"`
+	BacklogBytes uint64  `json:"backlog_bytes"`
+	RTTMicros    float64 `json:"rtt_us"`
+	BytesSent    uint64  `json:"bytes_sent"`
+	BytesLanded  uint64  `json:"bytes_landed"`
+	Errors       uint64  `json:"errors"`
+	LastError    string  `json:"last_error,omitempty"`
+}
+
+// Gather asks every listed part at once.
+func Gather(ctx context.Context, endpoints []string, view *registry.View) *Report {
+	r := &Report{
+		Etcd: endpoints, Routers: make([]Router, len(view.Routers)),
+		Workers: make([]Worker, len(view.Workers)), Nodes: make([]Node, len(view.Nodes)),
+	}
+	client := &http.Client{Timeout: askTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
+	var wg sync.WaitGroup
+	for i, n := range view.Nodes {
+		wg.Go(func() {
+			r.Nodes[i].Node = n
+			r.Nodes[i].Status, r.Nodes[i].Error = ask[*NodeStatus](ctx, client, n.Admin)
+		})
+	}
+	for i, w := range view.Workers {
+		wg.Go(func() {
+			r.Workers[i].Worker = w
+			r.Workers[i].Status, r.Workers[i].Error = ask[*WorkerStatus](ctx, client, w.Addr)
+		})
+	}
+	for i, x := range view.Routers {
+		wg.Go(func() {
+			r.Routers[i].Router = x
+			r.Routers[i].Status, r.Routers[i].Error = ask[json.RawMessage](ctx, client, x.Admin)
+		})
+	}
+	wg.Wait()
+	return r
+}
+
+// ask reads a part's /status.
+func ask[T any](ctx context.Context, client *http.Client, addr string) (v T, problem string) {
+	if addr == "" {
+		return v, "it has no admin address"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/status", nil)
+	if err != nil {
+		return v, err.Error()
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return v, err.Error()
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return v, "GET /status: " + resp.Status
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, answerBytesMax)).Decode(&v); err != nil {
+		return v, "read /status: " + err.Error()
+	}
+	return v, ""
+}
+
+// Print writes the report: tables, or with asJSON the document.
+func (r *Report) Print(w io.Writer, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	r.printRouters(t)
+	r.printWorkers(t)
+	r.printNodes(t)
+	r.printChannels(t)
+	r.printLeases(t)
+	return t.Flush()
+}
+
+func (r *Report) printRouters(t io.Writer) {
+	fmt.Fprintf(t, "ROUTER\tENDPOINT\tPID\tUP\tSTATE\n")
+	for _, x := range r.Routers {
+		fmt.Fprintf(t, "%s\thttp://%s/v1\t%d\t%s\t%s\n", x.ID, x.Addr, x.PID, since(x.Started), state(x.Error))
+	}
+}
+
+func (r *Report) printWorkers(t io.Writer) {
+	fmt.Fprintf(t, "\nWORKER\tROLE\tMODEL\tNODE\tBLOCKS USED/FREE/LEASED/OF\tRUNNING\tWAITING\tPID\tUP\tSTATE\n")
+	for _, w := range r.Workers {
+		blocks, running, waiting := "-", "-", "-"
+		if s := w.Status; s != nil {
+			blocks = fmt.Sprintf("%d/%d/%d/%d", s.BlocksTotal-s.BlocksFree, s.BlocksFree, s.BlocksLeased, s.BlocksTotal)
+			running, waiting = fmt.Sprint(s.Running), fmt.Sprint(s.Waiting)
+		}
+		node := w.NodeID
+		if node == "" {
+			node = "none"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n",
+			w.ID, w.Role, w.Model, node, blocks, running, waiting, w.PID, since(w.Started), state(w.Error))
+	}
+}
+
+func (r *Report) printNodes(t io.Writer) {
+	fmt.Fprintf(t, "\nNODE\tHOST\tDATA\tENGINES\tLEASES\tPID\tUP\tSTATE\n")
+	for _, n := range r.Nodes {
+		engines, leases := "-", "-"
+		if n.Status != nil {
+			engines, leases = fmt.Sprint(len(n.Status.Engines)), fmt.Sprint(len(n.Status.Leases))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", n.ID, n.Host, n.DataAddr, engines, leases, n.PID, since(n.Started), state(n.Error))
+	}
+}
+
+func (r *Report) printChannels(t io.Writer) {
+	fmt.Fprintf(t, "\nCHANNEL\tTRANSPORT\tLANES\tSENT/s\tLANDED/s\tBACKLOG\tRTT\tERRORS\tWHY\n")
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			continue
+		}
+		for _, c := range n.Status.Channels {
+			fmt.Fprintf(t, "%s -> %s\t%s\t%d/%d\t%s\t%s\t%s\t%.0f us\t%d\t%s\n", n.ID, c.PeerNode, c.Transport, c.LanesUp, c.Lanes,
+				humanBytes(c.SentBps), humanBytes(c.LandedBps), humanBytes(float64(c.BacklogBytes)), c.RTTMicros, c.Errors, c.Why)
+		}
+	}
+}
+
+func (r *Report) printLeases(t io.Writer) {
+	first := true
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			continue
+		}
+		for _, l := range n.Status.Leases {
+			if first {
+				fmt.Fprintf(t, "\nLEASE OF\tENGINE\tSIDE\tPEER\tSTATE\tTOKENS\tPIECES\tENDS IN\n")
+				first = false
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d/%d\t%s\n", n.ID, l.Engine, l.Side, l.PeerNode, l.State, l.Tokens,
+				l.UnitsDone, l.UnitsTotal, time.Until(l.Deadline).Round(time.Second))
+		}
+	}
+}
+
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return time.Since(t).Round(time.Second).String()
+}
+
+func state(problem string) string {
+	if problem == "" {
+		return "ok"
+	}
+	return problem
+}
+
+// humanBytes writes a number of bytes for people.
+func humanBytes(v float64) string {
+	for _, u := range []struct {
+		limit float64
+		name  string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if v >= u.limit {
+			return fmt.Sprintf("%.1f %s", v/u.limit, u.name)
+		}
+	}
+	return fmt.Sprintf("%.0f B", v)
+}

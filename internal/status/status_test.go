@@ -1,0 +1,73 @@
+package status
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/internal/registry"
+)
+
+func serve(t *testing.T, body string) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/status" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+func view(t *testing.T) *registry.View {
+	return &registry.View{
+		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e"}],
+			"leases":[{"side":"target","state":"bound","engine":"e","peer_node":"node-1","tokens":9,"pieces_wanted":4,"pieces_done":1}],
+			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"backlog_bytes":2048,"rtt_us":41.6}]}`)}},
+		Workers: []registry.Worker{
+			{ID: "decode-0", Role: "decode", Model: "m", Addr: serve(t, `{"running":1,"waiting":2,"blocks_total":10,"blocks_free":7,"blocks_leased":3}`)},
+			{ID: "dead-0", Addr: "127.0.0.1:1"},
+			{ID: "odd-0", Addr: serve(t, "no JSON")},
+		},
+		Routers: []registry.Router{{ID: "router-0", Addr: "h:8000"}},
+	}
+}
+
+func TestGatherAndPrint(t *testing.T) {
+	r := Gather(t.Context(), []string{"e:1"}, view(t))
+	var out bytes.Buffer
+	if err := r.Print(&out, false); err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2", "connection refused", "read /status: invalid",
+		"node-0 h 1 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 KiB 42 us 0 another host", "node-0 e target node-1 bound 9 1/4",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestJSONReadsBack(t *testing.T) {
+	r := Gather(t.Context(), []string{"e:1"}, view(t))
+	var out bytes.Buffer
+	if err := r.Print(&out, true); err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	if back.Workers[1].ID != "decode-0" && back.Workers[0].ID != "decode-0" || back.Nodes[0].Status.Channels[0].Lanes != 4 {
+		t.Errorf("read back %+v", back)
+	}
+}
