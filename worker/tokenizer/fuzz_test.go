@@ -184,6 +184,40 @@ func FuzzRoundTrip(f *testing.F) {
 	})
 }
 
+// FuzzNew gives New what a hostile model file may hold.
+func FuzzNew(f *testing.F) {
+	f.Add("a\nb\nab\n<s>", "a b", uint8(3), uint64(3), "ab <s> \xff")
+	f.Add("Ġ\nt\nĠt", "Ġ t\nx", uint8(0), uint64(1<<40), " t")
+	f.Fuzz(func(t *testing.T, tokens, merges string, special uint8, eos uint64, text string) {
+		m := small("smollm")
+		list := strings.Split(tokens, "\n")
+		types := make([]int64, len(list))
+		for i := range types {
+			types[i] = 1
+		}
+		if int(special) < len(types) {
+			types[special] = 3 + int64(special)%2
+		}
+		m.lists["tokenizer.ggml.tokens"], m.ints["tokenizer.ggml.token_type"] = list, types
+		m.lists["tokenizer.ggml.merges"] = strings.FieldsFunc(merges, func(r rune) bool { return r == '\n' })
+		m.uints = map[string]uint64{"tokenizer.ggml.eos_token_id": eos}
+		tok, err := New(m)
+		if err != nil {
+			return
+		}
+		ids, err := tok.Encode(nil, text, EncodeOptions{AddMarks: true, ParseSpecial: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			if id < 0 || int(id) >= tok.Size() {
+				t.Fatalf("token %d of %d", id, tok.Size())
+			}
+		}
+		tok.Decode(nil, ids, true)
+	})
+}
+
 // SmolLM2's vocabulary has no token for some control characters and for bytes that no text contains; they are dropped,
 // as Hugging Face drops them. All other text comes back as it was.
 func TestSmolLMRoundTrip(t *testing.T) {
@@ -220,5 +254,20 @@ func BenchmarkEncode(b *testing.B) {
 				ids, _ = tok.Encode(ids[:0], s, EncodeOptions{ParseSpecial: true})
 			}
 		})
+	}
+}
+
+// Llama 3 takes a piece that is a token as it is, whether or not its merges lead there.
+func TestWholePieces(t *testing.T) {
+	m := small("llama-bpe")
+	m.lists["tokenizer.ggml.tokens"] = append(m.lists["tokenizer.ggml.tokens"], "xyz")
+	m.ints["tokenizer.ggml.token_type"] = append(m.ints["tokenizer.ggml.token_type"], 1)
+	tok, err := New(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := tok.Encode(nil, "xyz", EncodeOptions{AddMarks: true})
+	if want := []int32{0, int32(tok.Size() - 1)}; err != nil || !slices.Equal(ids, want) {
+		t.Errorf("got %v, %v, want %v: Llama 3 files ask for the beginning token unless they say otherwise", ids, err, want)
 	}
 }
