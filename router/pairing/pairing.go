@@ -35,6 +35,8 @@ type Worker struct {
 	NodeID   string // of its node daemon, "" for none
 	NodeData string // host:port of that daemon's data plane, "" while it has none
 	Dialect  string
+	// Incarnation changes when the worker was restarted.
+	Incarnation string
 
 	Fingerprint string // hex, of the model; only equals exchange KV
 

@@ -21,7 +21,7 @@ type Config struct {
 	FinishTimeout time.Duration
 	IdleTimeout   time.Duration // 30 s
 	IdlePerWorker int           // 64
-	EventBytesMax int           // 1 MiB: the longest event, and the longest body of an error
+	EventBytesMax int           // 8 MiB, as openai.EventBytesMax: the longest event, and the longest body of an error
 }
 
 func (c *Config) setDefaults() {
@@ -39,7 +39,7 @@ func (c *Config) setDefaults() {
 		c.IdlePerWorker = 64
 	}
 	if c.EventBytesMax == 0 {
-		c.EventBytesMax = 1 << 20
+		c.EventBytesMax = 8 << 20
 	}
 }
 

@@ -1,0 +1,182 @@
+package router
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/headrace/headrace/router/dialects"
+	"github.com/headrace/headrace/router/pairing"
+)
+
+// decisionsKept is how many decisions /debug/decisions shows.
+const decisionsKept = 256
+
+// decisionRecord is a decision for people to read.
+type decisionRecord struct {
+	Time         time.Time           `json:"time"`
+	ID           string              `json:"id"`
+	RequestID    string              `json:"request_id"`
+	Model        string              `json:"model"`
+	Policy       string              `json:"policy"`
+	Dispatch     int                 `json:"dispatch"`
+	PromptTokens int64               `json:"prompt_tokens_estimated"`
+	Resume       int                 `json:"resume_tokens"`
+	Prefill      string              `json:"prefill,omitempty"`
+	Decode       string              `json:"decode,omitempty"`
+	Whole        string              `json:"whole,omitempty"`
+	Reason       string              `json:"reason"`
+	Rejected     []pairing.Rejection `json:"rejected,omitempty"`
+	Result       string              `json:"result"`
+	Failure      string              `json:"failure,omitempty"`
+	Milliseconds float64             `json:"ms"`
+}
+
+// decisionRing keeps the last decisions.
+type decisionRing struct {
+	mu   sync.Mutex
+	ring [decisionsKept]*decisionRecord
+	next int
+}
+
+func (r *decisionRing) add(q *request, d pairing.Decision) *decisionRecord {
+	rec := &decisionRecord{
+		Time: time.Now(), ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: q.r.cfg.Policy.Name(), Dispatch: q.dispatches,
+		PromptTokens: q.promptTokens(), Resume: len(q.progress.Given), Reason: d.Reason, Rejected: d.Rejected, Result: "running",
+	}
+	kind := "pair"
+	if d.Whole != nil {
+		rec.Whole, kind = d.Whole.ID, "whole"
+	} else {
+		rec.Prefill, rec.Decode = d.Prefill.ID, d.Decode.ID
+	}
+	q.r.metrics.decisions.WithLabelValues(rec.Policy, kind).Inc()
+	r.mu.Lock()
+	r.ring[r.next%decisionsKept] = rec
+	r.next++
+	r.mu.Unlock()
+	return rec
+}
+
+var resultNames = map[dialects.Result]string{
+	dialects.Finished: "finished", dialects.Refused: "refused", dialects.Failed: "failed", dialects.Cancelled: "cancelled", dialects.SinkFailed: "client write failed",
+}
+
+func (r *decisionRing) end(rec *decisionRecord, out dialects.Outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec.Result = resultNames[out.Result]
+	rec.Failure = out.Reason
+	if out.Err != nil {
+		rec.Failure = fmt.Sprintf("%s: %s", out.Reason, out.Err)
+	}
+	rec.Milliseconds = float64(time.Since(rec.Time).Microseconds()) / 1000
+}
+
+// list returns copies, the latest first; of one request when id is not empty.
+func (r *decisionRing) list(id string) []decisionRecord {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := []decisionRecord{}
+	for i := r.next - 1; i >= 0 && i >= r.next-decisionsKept; i-- {
+		rec := r.ring[i%decisionsKept]
+		if id == "" || rec.ID == id || rec.RequestID == id {
+			out = append(out, *rec)
+		}
+	}
+	return out
+}
+
+// Status is what /status shows.
+type Status struct {
+	Version  string         `json:"version,omitempty"`
+	Started  time.Time      `json:"started"`
+	Stopping bool           `json:"stopping"`
+	Policy   string         `json:"policy"`
+	Conns    int            `json:"client_conns"`
+	Active   int            `json:"requests_active"`
+	Queued   int            `json:"requests_queued"`
+	Legs     int            `json:"legs"`
+	Idle     int            `json:"worker_conns_idle"`
+	Workers  []WorkerStatus `json:"workers"`
+}
+
+// WorkerStatus is a worker as this router sees it.
+type WorkerStatus struct {
+	ID            string `json:"id"`
+	Role          string `json:"role"`
+	Model         string `json:"model"`
+	Addr          string `json:"addr"`
+	NodeID        string `json:"node_id,omitempty"`
+	NodeData      string `json:"node_data,omitempty"`
+	PrefillTokens int64  `json:"prefill_tokens"`
+	Prefills      int64  `json:"prefills"`
+	Decodes       int64  `json:"decodes"`
+	Cooling       string `json:"cooling,omitempty"`
+	CoolingMS     int64  `json:"cooling_ms,omitempty"`
+}
+
+// Status is a snapshot.
+func (r *Router) Status() Status {
+	s := Status{Version: r.cfg.Version, Started: r.started, Policy: r.cfg.Policy.Name(), Workers: []WorkerStatus{}}
+	r.mu.Lock()
+	s.Stopping, s.Active, s.Conns = r.stopping, r.active, len(r.conns)
+	r.mu.Unlock()
+	_, s.Queued = r.admission.counts()
+	s.Legs, s.Idle = r.client.Counts()
+	v := r.fleet.view()
+	for _, c := range v.Workers {
+		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
+			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes}
+		if left := c.CoolUntil.Sub(v.Now); left > 0 {
+			w.Cooling, w.CoolingMS = c.CoolReason, left.Milliseconds()
+		}
+		s.Workers = append(s.Workers, w)
+	}
+	return s
+}
+
+// ServeAdmin serves /metrics, /status, /debug/decisions and /healthz on ln until Shutdown. It has no access control:
+// ln belongs on a loopback address.
+func (r *Router) ServeAdmin(ln net.Listener) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r.cfg.Registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, r.Status()) })
+	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, r.decisions.list("")) })
+	mux.HandleFunc("GET /debug/decisions/{id}", func(w http.ResponseWriter, req *http.Request) {
+		list := r.decisions.list(req.PathValue("id"))
+		if len(list) == 0 {
+			http.Error(w, "no decision about this request is kept", http.StatusNotFound)
+			return
+		}
+		writeJSON(w, list)
+	})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	r.mu.Lock()
+	if r.stopping {
+		r.mu.Unlock()
+		return errors.Join(errors.New("serve admin: the router stops"), ln.Close())
+	}
+	r.admins = append(r.admins, srv)
+	r.served.Add(1)
+	r.mu.Unlock()
+	defer r.served.Done()
+	if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve admin on %s: %w", ln.Addr(), err)
+	}
+	return nil
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", contentJSON)
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	_ = e.Encode(v)
+}

@@ -1,0 +1,146 @@
+// Package dialects runs one dispatch attempt of a request in the protocol that its workers speak, one file a dialect.
+//
+// A dialect owns the attempt's legs: it opens them, splices what they send into one stream for the client and closes
+// them, on every way out, before it returns. It knows neither the client's socket nor whether there will be another
+// attempt: the router owns both, and the deadline.
+package dialects
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/headrace/headrace/router/body"
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+// Dialect runs attempts. Implementations hold no state of a request.
+type Dialect interface {
+	// Name is what workers of this dialect register with.
+	Name() string
+	// Run serves the request or says why it did not. The cancellation of ctx ends it at once; all legs are closed
+	// when it returns.
+	Run(ctx context.Context, a *Attempt, s Sink) Outcome
+}
+
+// Attempt is one dispatch of a request.
+type Attempt struct {
+	Request  *Request
+	Number   int // 1 for the first
+	Decision pairing.Decision
+	// Progress is what earlier attempts gave the client. The dialect carries it on.
+	Progress *Progress
+	// EstablishBy, when set, is when all legs must have been answered: after a fault the client is not kept waiting
+	// for one dead worker after the other.
+	EstablishBy time.Time
+}
+
+// Request is what stays the same over all attempts.
+type Request struct {
+	Path      string
+	ID        string // of the response, such as chatcmpl-...
+	RequestID string
+	Created   int64
+	Body      *body.Body
+	Seed      uint64 // used when the client gave none
+	Deadline  time.Time
+}
+
+// Progress is what the client has been given. Its invariant: the text of all data events handed to the sink is exactly
+// the text that the tokens in Given yield. Tokens that a leg announced count from the moment their data event is
+// handed on, not before: a leg that dies in between leaves them out, and they are sampled again.
+type Progress struct {
+	Given []int32
+	// RoleSent tells that the chat's first chunk was handed on, which no client wants twice.
+	RoleSent bool
+}
+
+// Phase is where an attempt is.
+type Phase uint8
+
+// Phases of an attempt.
+const (
+	Prefilling Phase = iota
+	Transferring
+	Decoding
+)
+
+// Kind is what a data event is.
+type Kind uint8
+
+// Kinds of data events.
+const (
+	KindRole Kind = iota
+	KindText
+	KindFinish
+	KindUsage
+)
+
+// Sink takes the client's stream.
+type Sink interface {
+	// Event takes one whole data event, its empty line included. raw and data, its JSON, are valid during the call.
+	// n is how many tokens the event is for.
+	Event(kind Kind, raw, data []byte, n int) error
+	// Flush is called when nothing more is to be had without waiting, and when the attempt failed; behind a finished
+	// one the caller flushes.
+	Flush() error
+	// Phase tells where the attempt is. It may be called with the same phase again.
+	Phase(Phase)
+}
+
+// Result is how an attempt ended.
+type Result uint8
+
+// Results.
+const (
+	// Finished: the client has the whole answer.
+	Finished Result = iota
+	// Refused: a worker answered with an error that is the client's. Status and Body are for the client.
+	Refused
+	// Failed: another attempt may do better.
+	Failed
+	// Cancelled: ctx ended.
+	Cancelled
+	// SinkFailed: the client cannot be written to.
+	SinkFailed
+)
+
+// Outcome is how an attempt ended, and whose fault it was.
+type Outcome struct {
+	Result Result
+	// Refused
+	Status int
+	Body   []byte
+	// Failed. Reason is one of few words, for metrics; Err has the particulars.
+	Reason     string
+	Err        error
+	Blame      []Blame
+	FaultAt    time.Time     // when the failing worker was last well
+	RetryAfter time.Duration // what a busy worker asked for
+	// Undialled tells that a worker could not be dialled: the attempt cost nothing.
+	Undialled bool
+}
+
+// Blame names a worker that failed.
+type Blame struct {
+	Worker string
+	Reason string
+	// Hard: the worker did not answer at all, other requests had better avoid it too.
+	Hard bool
+	// Pair: not one of the two but both together could not.
+	Pair bool
+}
+
+// clientFault tells whether a worker's status means that the request itself is at fault, so that no other worker
+// would do better.
+func clientFault(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return false // about the router's standing with the worker, or the worker's load
+	}
+	return status >= 400 && status < 500
+}
+
+// target is where to dial a worker.
+func target(w *pairing.Worker) upstream.Target { return upstream.Target{ID: w.ID, Addr: w.Addr} }

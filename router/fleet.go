@@ -1,0 +1,257 @@
+package router
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+const (
+	coolFirst = time.Second // after the first failure in a row, doubled by each further one
+	coolMax   = 30 * time.Second
+	barFor    = 2 * time.Second // two workers that could not work together
+	barsMax   = 1024
+	// rememberModel is how long a model whose last worker is gone is answered with "not now" rather than "not known".
+	rememberModel  = 10 * time.Minute
+	rememberedMax  = 1024
+	closeIdleEvery = 10 * time.Second
+)
+
+// member is a worker with what this router knows of it besides.
+type member struct {
+	w       *pairing.Worker
+	charges *charges
+	health  *health
+}
+
+// health outlives changes of the registration, but not the worker's process.
+type health struct {
+	mu         sync.Mutex // guards what follows
+	failures   int        // hard ones in a row
+	coolUntil  time.Time
+	coolReason string
+}
+
+// charges count the work given to a worker. They outlive its registration.
+type charges struct{ prefillTokens, prefills, decodes atomic.Int64 }
+
+func (c *charges) load() pairing.Load {
+	return pairing.Load{PrefillTokens: c.prefillTokens.Load(), Prefills: c.prefills.Load(), Decodes: c.decodes.Load()}
+}
+
+// fleet follows the source of workers and keeps their loads and health.
+type fleet struct {
+	source Source
+	client *upstream.Client
+	now    func() time.Time
+
+	members atomic.Pointer[map[string]*member]
+	order   atomic.Pointer[[]*member]
+
+	mu     sync.Mutex // guards what follows
+	bars   map[[2]string]time.Time
+	models map[string]time.Time // last seen
+
+	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
+	stop    chan struct{}
+	done    chan struct{}
+}
+
+func newFleet(source Source, client *upstream.Client) *fleet {
+	f := &fleet{source: source, client: client, now: time.Now, bars: map[[2]string]time.Time{}, models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+	f.members.Store(&map[string]*member{})
+	ch := make(chan struct{})
+	f.changed.Store(&ch)
+	next := source.Changed()
+	f.take(source.Workers())
+	go f.follow(next)
+	return f
+}
+
+func (f *fleet) follow(next <-chan struct{}) {
+	defer close(f.done)
+	tick := time.NewTicker(closeIdleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.stop:
+			return
+		case <-tick.C:
+			f.client.CloseIdle(f.now())
+		case <-next:
+			next = f.source.Changed()
+			f.take(f.source.Workers())
+		}
+	}
+}
+
+func (f *fleet) close() {
+	close(f.stop)
+	<-f.done
+}
+
+// take makes workers the fleet.
+func (f *fleet) take(workers []pairing.Worker) {
+	old := *f.members.Load()
+	members := make(map[string]*member, len(workers))
+	order := make([]*member, 0, len(workers))
+	addrs := make(map[string]bool, len(workers))
+	now := f.now()
+	for i := range workers {
+		w := &workers[i]
+		m := &member{w: w, charges: &charges{}, health: &health{}}
+		if o := old[w.ID]; o != nil {
+			m.charges = o.charges
+			if o.w.Addr == w.Addr && o.w.Incarnation == w.Incarnation { // the same process
+				m.health = o.health
+			}
+		}
+		members[w.ID] = m
+		order = append(order, m)
+		addrs[w.Addr] = true
+	}
+	f.mu.Lock()
+	for _, m := range order {
+		if len(f.models) < rememberedMax || !f.models[m.w.Model].IsZero() {
+			f.models[m.w.Model] = now
+		}
+	}
+	f.mu.Unlock()
+	f.members.Store(&members)
+	f.order.Store(&order)
+	f.client.Keep(func(addr string) bool { return addrs[addr] })
+	ch := make(chan struct{})
+	close(*f.changed.Swap(&ch))
+}
+
+// view is the snapshot for a decision.
+func (f *fleet) view() *pairing.View {
+	order := *f.order.Load()
+	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred}
+	for i, m := range order {
+		c := &v.Workers[i]
+		c.Worker, c.Load = m.w, m.charges.load()
+		m.health.mu.Lock()
+		c.CoolUntil, c.CoolReason = m.health.coolUntil, m.health.coolReason
+		m.health.mu.Unlock()
+	}
+	return v
+}
+
+// hasModel tells whether a worker has the model; lately, whether one had it not long ago.
+func (f *fleet) hasModel(model string) (now, lately bool) {
+	for _, m := range *f.order.Load() {
+		if m.w.Model == model {
+			return true, true
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	seen, ok := f.models[model]
+	return false, ok && f.now().Sub(seen) < rememberModel
+}
+
+func (f *fleet) barred(p, d string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	until, ok := f.bars[[2]string{p, d}]
+	return ok && f.now().Before(until)
+}
+
+// bar keeps two workers from being paired for a while.
+func (f *fleet) bar(p, d string) {
+	now := f.now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k, until := range f.bars {
+		if now.After(until) {
+			delete(f.bars, k)
+		}
+	}
+	if len(f.bars) < barsMax {
+		f.bars[[2]string{p, d}] = now.Add(barFor)
+	}
+}
+
+// failed makes a worker cool down.
+func (f *fleet) failed(id, reason string) {
+	m := (*f.members.Load())[id]
+	if m == nil {
+		return
+	}
+	h := m.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := f.now()
+	if h.coolUntil.After(now) {
+		return // one fault takes many requests down: it counts once
+	}
+	h.coolUntil = now.Add(min(coolFirst<<min(h.failures, 10), coolMax))
+	h.coolReason = reason
+	h.failures++
+}
+
+// served forgives a worker that has just served a request.
+func (f *fleet) served(w *pairing.Worker) {
+	if w == nil {
+		return
+	}
+	m := (*f.members.Load())[w.ID]
+	if m == nil {
+		return
+	}
+	h := m.health
+	h.mu.Lock()
+	if h.failures > 0 {
+		h.failures, h.coolUntil, h.coolReason = 0, time.Time{}, ""
+	}
+	h.mu.Unlock()
+}
+
+// charge books the work of one attempt.
+type charge struct {
+	prefill, decode *charges
+	tokens          int64
+}
+
+func (f *fleet) charge(d pairing.Decision, tokens int64) *charge {
+	members := *f.members.Load()
+	find := func(w *pairing.Worker) *charges {
+		if m := members[w.ID]; m != nil {
+			return m.charges
+		}
+		return &charges{} // left the fleet since the decision
+	}
+	c := &charge{tokens: tokens}
+	if d.Whole != nil {
+		c.prefill = find(d.Whole)
+		c.decode = c.prefill
+	} else {
+		c.prefill, c.decode = find(d.Prefill), find(d.Decode)
+	}
+	c.prefill.prefillTokens.Add(tokens)
+	c.prefill.prefills.Add(1)
+	c.decode.decodes.Add(1)
+	return c
+}
+
+// prefilled says that the prompt's work is done. Idempotent.
+func (c *charge) prefilled() {
+	if c.prefill != nil {
+		c.prefill.prefillTokens.Add(-c.tokens)
+		c.prefill.prefills.Add(-1)
+		c.prefill = nil
+	}
+}
+
+// release gives back everything. Idempotent.
+func (c *charge) release() {
+	c.prefilled()
+	if c.decode != nil {
+		c.decode.decodes.Add(-1)
+		c.decode = nil
+	}
+}

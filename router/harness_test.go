@@ -1,0 +1,350 @@
+package router
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/valyala/fasthttp"
+
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/routertest"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+func TestMain(m *testing.M) {
+	// fasthttp's clock is a goroutine that never ends: it begins with the first response.
+	var resp fasthttp.Response
+	_, _ = resp.WriteTo(io.Discard)
+	os.Exit(m.Run())
+}
+
+const patience = 10 * time.Second
+
+// fleetSource is a Source that tests change.
+type fleetSource struct {
+	mu      sync.Mutex
+	workers []pairing.Worker
+	changed chan struct{}
+}
+
+func (s *fleetSource) Workers() []pairing.Worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.workers
+}
+
+func (s *fleetSource) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
+}
+
+func (s *fleetSource) set(ws ...*routertest.Worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.workers = nil
+	for _, w := range ws {
+		s.workers = append(s.workers, w.Worker)
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// harness is a router with fake workers, and a client.
+type harness struct {
+	t       *testing.T
+	r       *Router
+	cluster *routertest.Cluster
+	source  *fleetSource
+	addr    string
+	client  *http.Client
+	workers []*routertest.Worker
+	served  chan error
+}
+
+// start runs a router over workers, and checks in the end that nothing is left: no goroutine, no block, no load.
+func start(t *testing.T, change func(*Config), workers ...*routertest.Worker) *harness {
+	t.Helper()
+	goroutines := runtime.NumGoroutine()
+	h := &harness{t: t, cluster: routertest.NewCluster(), source: &fleetSource{changed: make(chan struct{})}, served: make(chan error, 1)}
+	for _, w := range workers {
+		h.start(w)
+	}
+	h.source.set(workers...)
+	cfg := Config{Source: h.source, ClusterKey: routertest.Key, Upstream: upstream.Config{SilenceTimeout: 300 * time.Millisecond}, RecoveryTimeout: 3 * time.Second}
+	if testing.Verbose() {
+		cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	var err error
+	if h.r, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.addr = ln.Addr().String()
+	go func() { h.served <- h.r.Serve(ln) }()
+	tr := &http.Transport{}
+	h.client = &http.Client{Transport: tr}
+	t.Cleanup(func() {
+		tr.CloseIdleConnections()
+		h.quiet()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := h.r.Shutdown(ctx); err != nil {
+			t.Errorf("Shutdown: %v", err)
+		}
+		if err := <-h.served; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		for _, w := range h.workers {
+			w.Stop()
+		}
+		for _, v := range h.cluster.Violations() {
+			t.Errorf("the router broke the protocol: %s", v)
+		}
+		h.until("all goroutines to end", func() bool { return runtime.NumGoroutine() <= goroutines })
+		if t.Failed() && runtime.NumGoroutine() > goroutines {
+			buf := make([]byte, 1<<20)
+			t.Logf("%s", buf[:runtime.Stack(buf, true)])
+		}
+	})
+	return h
+}
+
+func (h *harness) start(w *routertest.Worker) {
+	w.Cluster = h.cluster
+	if err := w.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	h.workers = append(h.workers, w)
+}
+
+// quiet waits until nothing of any request is left anywhere.
+func (h *harness) quiet() {
+	h.t.Helper()
+	h.until("workers to be free", func() bool {
+		for _, w := range h.workers {
+			if w.Active() > 0 {
+				return false
+			}
+		}
+		return h.cluster.Held() == 0
+	})
+	h.until("the router to be free", func() bool {
+		s := h.r.Status()
+		for _, w := range s.Workers {
+			if w.PrefillTokens != 0 || w.Prefills != 0 || w.Decodes != 0 {
+				return false
+			}
+		}
+		for i := state(0); i < stateDone; i++ {
+			if value(h.r.metrics.phases[i]) != 0 {
+				return false
+			}
+		}
+		return s.Active == 0 && s.Legs == 0
+	})
+}
+
+// value is a gauge's or a counter's.
+func value(m prometheus.Metric) float64 {
+	var d dto.Metric
+	if err := m.Write(&d); err != nil {
+		panic(err)
+	}
+	return d.GetGauge().GetValue() + d.GetCounter().GetValue()
+}
+
+// until polls: what it waits for happens in goroutines of real sockets.
+func (h *harness) until(what string, ok func() bool) {
+	h.t.Helper()
+	for end := time.Now().Add(patience); !ok(); {
+		if time.Now().After(end) {
+			h.t.Errorf("waited in vain for %s", what)
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func pair(ids ...string) []*routertest.Worker {
+	var ws []*routertest.Worker
+	for _, id := range ids {
+		role := pairing.RoleDecode
+		if id[0] == 'p' {
+			role = pairing.RolePrefill
+		}
+		ws = append(ws, &routertest.Worker{Worker: pairing.Worker{ID: id, Role: role}})
+	}
+	return ws
+}
+
+// ask is a request body.
+type ask struct {
+	path   string // default chat
+	prompt string
+	n      int
+	stream bool
+	usage  bool
+	more   string // further members, with a comma in front
+}
+
+func (a ask) body() string {
+	if a.prompt == "" {
+		a.prompt = "hello there"
+	}
+	prompt, _ := json.Marshal(a.prompt)
+	b := fmt.Sprintf(`{"model":"fake","seed":7,"max_tokens":%d,"messages":[{"role":"user","content":%s}]`, a.n, prompt)
+	if a.path == "/v1/completions" {
+		b = fmt.Sprintf(`{"model":"fake","seed":7,"max_tokens":%d,"prompt":%s`, a.n, prompt)
+	}
+	if a.stream {
+		b += `,"stream":true`
+	}
+	if a.usage {
+		b += `,"stream_options":{"include_usage":true}`
+	}
+	return b + a.more + "}"
+}
+
+// answer is what came of it.
+type answer struct {
+	status  int
+	header  http.Header
+	text    string
+	finish  string
+	usage   map[string]any
+	roles   int
+	dones   int
+	events  int
+	failure string // of an error event or body
+	code    string
+	raw     string
+	err     error
+}
+
+func (h *harness) do(a ask) *answer {
+	h.t.Helper()
+	if a.path == "" {
+		a.path = "/v1/chat/completions"
+	}
+	resp, err := h.client.Post("http://"+h.addr+a.path, "application/json", strings.NewReader(a.body()))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	return read(h.t, resp)
+}
+
+type chunk struct {
+	ID      string
+	Object  string
+	Choices []struct {
+		Text    string
+		Delta   struct{ Role, Content string }
+		Message struct{ Role, Content string }
+		Finish  string `json:"finish_reason"`
+	}
+	Usage map[string]any
+	Error *struct{ Message, Code string }
+}
+
+func read(t *testing.T, resp *http.Response) *answer {
+	t.Helper()
+	a := &answer{status: resp.StatusCode, header: resp.Header}
+	raw, err := io.ReadAll(resp.Body)
+	a.raw, a.err = string(raw), err
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		a.add(t, raw)
+		return a
+	}
+	for s := bufio.NewScanner(bytes.NewReader(raw)); s.Scan(); {
+		line := s.Text()
+		switch data, ok := strings.CutPrefix(line, "data: "); {
+		case line == "":
+		case !ok:
+			t.Errorf("the stream has a line %q", line)
+		case data == "[DONE]":
+			a.dones++
+		default:
+			if a.dones > 0 {
+				t.Errorf("behind [DONE]: %s", line)
+			}
+			a.add(t, []byte(data))
+		}
+	}
+	return a
+}
+
+func (a *answer) add(t *testing.T, data []byte) {
+	var c chunk
+	if err := json.Unmarshal(data, &c); err != nil {
+		t.Errorf("%v in %.200q", err, data)
+		return
+	}
+	a.events++
+	if c.Error != nil {
+		a.failure, a.code = c.Error.Message, c.Error.Code
+	}
+	if c.Usage != nil {
+		a.usage = c.Usage
+	}
+	for _, ch := range c.Choices {
+		a.text += ch.Text + ch.Delta.Content + ch.Message.Content
+		if ch.Delta.Role != "" {
+			a.roles++
+			if a.text != "" {
+				t.Error("the role comes behind text")
+			}
+		}
+		if ch.Finish != "" {
+			a.finish += ch.Finish
+		}
+	}
+}
+
+// wantWhole checks an answer against the fake model.
+func (a *answer) wantWhole(t *testing.T, q ask) {
+	t.Helper()
+	if q.prompt == "" {
+		q.prompt = "hello there"
+	}
+	want := routertest.Text(q.prompt, 7, q.n)
+	if a.err != nil || a.status != 200 || a.text != want || a.finish != "length" || a.failure != "" {
+		t.Fatalf("got status %d, finish %q, text\n%q, want\n%q\nfailure %q, err %v", a.status, a.finish, a.text, want, a.failure, a.err)
+	}
+	if q.stream {
+		roles := 1
+		if q.path == "/v1/completions" {
+			roles = 0
+		}
+		if a.dones != 1 || a.roles != roles || (a.usage != nil) != q.usage {
+			t.Errorf("%d times [DONE], %d roles, usage %v in\n%s", a.dones, a.roles, a.usage, a.raw)
+		}
+	}
+	if a.usage != nil || !q.stream {
+		if got, want := fmt.Sprint(a.usage["prompt_tokens"], a.usage["completion_tokens"]), fmt.Sprint(len(strings.Fields(q.prompt)), q.n); got != want {
+			t.Errorf("usage %v, want %s", a.usage, want)
+		}
+	}
+}

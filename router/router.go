@@ -1,0 +1,272 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/valyala/fasthttp"
+	"github.com/valyala/fasthttp/fasthttpadaptor"
+
+	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/dialects"
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+const (
+	// stopTimeout bounds what Shutdown still waits for behind its context.
+	stopTimeout   = 2 * time.Second
+	keepAlive     = 30 * time.Second
+	acceptWaitMin = 5 * time.Millisecond
+	acceptWaitMax = time.Second
+)
+
+// Router is the front. Its methods are safe for concurrent use.
+type Router struct {
+	cfg       Config
+	log       *slog.Logger
+	keys      *keyring
+	metrics   *metrics
+	fleet     *fleet
+	client    *upstream.Client
+	native    dialects.Dialect
+	admission *admission
+	decisions *decisionRing
+	started   time.Time
+
+	server         *fasthttp.Server
+	metricsHandler fasthttp.RequestHandler
+	base           context.Context // of all requests
+	stopAll        context.CancelCauseFunc
+
+	mu        sync.Mutex // guards what follows
+	listeners []net.Listener
+	conns     map[*clientConn]struct{}
+	admins    []*http.Server
+	active    int // requests of generating endpoints
+	stopping  bool
+	idle      chan struct{} // closed when stopping and nothing is active
+	served    sync.WaitGroup
+}
+
+// New makes a Router. Shutdown must be called in the end.
+func New(cfg Config) (*Router, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	keys, err := loadKeys(cfg.APIKeys, cfg.APIKeysFile)
+	if err != nil {
+		return nil, err
+	}
+	r := &Router{
+		cfg: cfg, log: cfg.Logger, keys: newKeyring(keys), metrics: newMetrics(cfg.Registry), client: upstream.New(cfg.Upstream),
+		admission: newAdmission(cfg.MaxConcurrent, cfg.MaxQueue), decisions: &decisionRing{}, started: time.Now(),
+		conns: map[*clientConn]struct{}{}, idle: make(chan struct{}),
+	}
+	r.cfg.APIKeys = nil
+	r.native = &dialects.Native{Client: r.client, Key: cfg.ClusterKey}
+	r.base, r.stopAll = context.WithCancelCause(context.Background())
+	r.fleet = newFleet(cfg.Source, r.client)
+	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
+	r.server = &fasthttp.Server{
+		Name: "headrace", Handler: r.handle, ErrorHandler: r.badRequest, Concurrency: 2 * cfg.MaxConns, // accept holds the limit
+		ReadTimeout: cfg.ReadTimeout, WriteTimeout: cfg.WriteTimeout, IdleTimeout: cfg.IdleTimeout,
+		MaxRequestBodySize: cfg.MaxBodyBytes, ReadBufferSize: cfg.MaxHeaderBytes, WriteBufferSize: 16 << 10,
+		DisablePreParseMultipartForm: true,
+		Logger:                       fasthttpLogger{cfg.Logger}, SecureErrorLogMessage: true, // StreamRequestBody stays off: an unread body would be parsed as a request
+	}
+	return r, nil
+}
+
+// fasthttpLogger passes on what fasthttp has to say, which is mostly about clients.
+type fasthttpLogger struct{ log *slog.Logger }
+
+func (l fasthttpLogger) Printf(format string, args ...any) {
+	l.log.Debug("http: " + fmt.Sprintf(format, args...))
+}
+
+func stack() string { return string(debug.Stack()) }
+
+// seed draws a seed that survives clients that think in floats.
+func (r *Router) seed() uint64 { return rand.Uint64N(1 << 53) }
+
+// dialect is the one that the decision's workers speak.
+func (r *Router) dialect(pairing.Decision) dialects.Dialect { return r.native }
+
+// Serve serves clients on ln until Shutdown, which makes it return nil.
+func (r *Router) Serve(ln net.Listener) error {
+	r.mu.Lock()
+	if r.stopping {
+		r.mu.Unlock()
+		return errors.Join(errors.New("serve: the router stops"), ln.Close())
+	}
+	r.listeners = append(r.listeners, ln)
+	r.served.Add(1)
+	r.mu.Unlock()
+	defer r.served.Done()
+	for wait := acceptWaitMin; ; {
+		c, err := ln.Accept()
+		switch {
+		case err == nil:
+			wait = acceptWaitMin
+			r.accept(c)
+		case r.draining():
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("serve %s: %w", ln.Addr(), err)
+		default: // out of descriptors, most likely
+			r.log.Warn("accept a connection", "err", err, "again_in", wait)
+			select {
+			case <-time.After(wait):
+			case <-r.base.Done():
+			}
+			wait = min(2*wait, acceptWaitMax)
+		}
+	}
+}
+
+// accept serves a new connection. fasthttp's own loop is not used: it cannot be waited for.
+func (r *Router) accept(nc net.Conn) {
+	c := &clientConn{Conn: nc, owner: r}
+	if tc, ok := nc.(*net.TCPConn); ok { // TCP_NODELAY is Go's default
+		_ = tc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive / 3, Count: 3})
+	}
+	r.mu.Lock()
+	full, stopping := len(r.conns) >= r.cfg.MaxConns, r.stopping
+	if !full && !stopping {
+		r.conns[c] = struct{}{}
+	}
+	r.mu.Unlock()
+	if full {
+		r.tooMany(nc)
+	}
+	if full || stopping {
+		_ = nc.Close()
+		return
+	}
+	r.serveAgain(c)
+}
+
+// tooMany answers a connection over the limit. It does not wait: what does not fit the socket's buffer is lost.
+func (r *Router) tooMany(nc net.Conn) {
+	var resp fasthttp.Response
+	resp.SetConnectionClose()
+	setError(&resp, openai.Unavailable("The router has as many connections as it may."), nil)
+	_ = nc.SetWriteDeadline(time.Now().Add(time.Millisecond))
+	_, _ = resp.WriteTo(nc)
+	r.metrics.request("other", resp.StatusCode(), "error")
+}
+
+// serveAgain serves a connection's requests, from the first one or from the one behind a stream.
+func (r *Router) serveAgain(c *clientConn) {
+	r.mu.Lock()
+	if r.stopping {
+		r.mu.Unlock()
+		_ = c.Close()
+		return
+	}
+	r.served.Add(1)
+	r.mu.Unlock()
+	go func() {
+		defer r.served.Done()
+		_ = r.server.ServeConn(c)
+	}()
+}
+
+func (r *Router) forget(c *clientConn) {
+	r.mu.Lock()
+	delete(r.conns, c)
+	r.mu.Unlock()
+}
+
+// begin counts a request in, unless the router stops.
+func (r *Router) begin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopping {
+		return false
+	}
+	r.active++
+	return true
+}
+
+func (r *Router) finish() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.active--
+	if r.stopping && r.active == 0 {
+		close(r.idle)
+	}
+}
+
+func (r *Router) draining() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stopping
+}
+
+// Shutdown stops accepting, lets the requests in flight end while ctx lasts, then ends them with an error, and closes
+// everything. It may be called once more to no effect.
+func (r *Router) Shutdown(ctx context.Context) error {
+	r.mu.Lock()
+	if r.stopping {
+		r.mu.Unlock()
+		return nil
+	}
+	r.stopping = true
+	listeners, admins := r.listeners, r.admins
+	if r.active == 0 {
+		close(r.idle)
+	}
+	r.mu.Unlock()
+	var errs []error
+	for _, ln := range listeners {
+		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	select {
+	case <-r.idle:
+	case <-ctx.Done():
+		errs = append(errs, fmt.Errorf("drain requests: %w", context.Cause(ctx)))
+		r.stopAll(errShutdown)
+		select {
+		case <-r.idle:
+		case <-time.After(stopTimeout):
+		}
+	}
+	r.stopAll(errShutdown)
+	stop, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	r.closeConns()
+	r.client.Close()
+	r.fleet.close()
+	for _, a := range admins {
+		if err := a.Shutdown(stop); err != nil {
+			errs = append(errs, err, a.Close())
+		}
+	}
+	r.served.Wait()
+	return errors.Join(errs...)
+}
+
+func (r *Router) closeConns() {
+	r.mu.Lock()
+	conns := make([]*clientConn, 0, len(r.conns))
+	for c := range r.conns {
+		conns = append(conns, c)
+	}
+	r.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
