@@ -132,6 +132,7 @@ type State struct {
 	URL      string            `json:"url"`      // http://host:port that serves /v1
 	Endpoint string            `json:"endpoint"` // the same with /v1, as OpenAI clients want it
 	Admin    string            `json:"admin"`    // http://host:port of the router's own pages
+	Model    string            `json:"model"`    // as clients call it
 	Etcd     string            `json:"etcd"`     // endpoints, with commas between them
 	DataDir  string            `json:"data_dir"`
 	PIDs     map[string]int    `json:"pids"`  // by name, "up" is the supervisor
@@ -168,4 +169,15 @@ func writeJSON(path string, v any) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// WriteReady writes the ready file of a part that serves at addr; no path, no file.
+func WriteReady(path string, pid int, addr string) error {
+	if path == "" {
+		return nil
+	}
+	return writeJSON(path, struct {
+		PID int    `json:"pid"`
+		URL string `json:"url"`
+	}{pid, "http://" + addr})
 }

@@ -41,7 +41,6 @@ func (u *upper) awaitReady(ctx context.Context) error {
 		case <-changed:
 		case <-tick:
 		case e := <-u.exits:
-			// One that was killed is started again; one that gave up would only do so again.
 			if !e.Signalled {
 				return fmt.Errorf("start %s: %s", e.Name, u.explain(e))
 			}

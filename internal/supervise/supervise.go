@@ -59,7 +59,7 @@ type Group struct {
 	logDir string
 	stream io.Writer // nil for none
 	log    *slog.Logger
-	onExit func(Exit) // from the child's goroutine; must not block
+	onExit func(Exit) bool
 	spawn  *spawner
 	life   *lifeline
 
@@ -86,7 +86,9 @@ type GroupConfig struct {
 	LogDir string   // one file a child; "" for none
 	Stream *os.File // also prefixed to here; nil for not
 	Logger *slog.Logger
-	OnExit func(Exit)
+	// OnExit is told of each end that was not asked for; false means that the child is not to run again.
+	// It is called from the child's goroutine and must not block. nil restarts always.
+	OnExit func(Exit) bool
 }
 
 // NewGroup makes an empty group.
@@ -215,8 +217,7 @@ func (c *child) keep(drained chan struct{}) {
 		if time.Since(started) >= healthyAfter {
 			delay = 0
 		}
-		c.report(pid, err, delay)
-		if !c.pause(delay) {
+		if !c.report(pid, err, delay) || !c.pause(delay) {
 			return
 		}
 		delay = min(max(2*delay, backoffMin), backoffMax)
@@ -236,7 +237,8 @@ func (c *child) keep(drained chan struct{}) {
 	}
 }
 
-func (c *child) report(pid int, err error, delay time.Duration) {
+// report tells of a life's end, and whether there is to be another.
+func (c *child) report(pid int, err error, delay time.Duration) bool {
 	if err == nil {
 		err = errors.New("it ended by itself")
 	}
@@ -247,10 +249,11 @@ func (c *child) report(pid int, err error, delay time.Duration) {
 		signalled = ok && status.Signaled()
 	}
 	e := Exit{Name: c.spec.Name, PID: pid, Err: err, LastLine: c.sink.lastLine(), Signalled: signalled, Restart: delay}
-	c.g.log.Warn(c.spec.Name+" ended, restarting", "pid", pid, "why", e.Reason(), "in", delay)
-	if c.g.onExit != nil {
-		c.g.onExit(e)
+	if c.g.onExit != nil && !c.g.onExit(e) {
+		return false
 	}
+	c.g.log.Warn(c.spec.Name+" ended, restarting", "pid", pid, "why", e.Reason(), "in", delay)
+	return true
 }
 
 func (c *child) stopping() bool {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func newTestGroup(t *testing.T, dir string, onExit func(Exit)) *Group {
+func newTestGroup(t *testing.T, dir string, onExit func(Exit) bool) *Group {
 	t.Helper()
 	g, err := NewGroup(GroupConfig{Exe: os.Args[0], LogDir: dir, Logger: slog.New(slog.DiscardHandler), OnExit: onExit})
 	if err != nil {
@@ -38,7 +38,7 @@ func logHas(dir, name, text string) func() bool {
 
 func TestKilledChildIsRestartedAtOnce(t *testing.T) {
 	dir, exits := t.TempDir(), make(chan Exit, 10)
-	g := newTestGroup(t, dir, func(e Exit) { exits <- e })
+	g := newTestGroup(t, dir, func(e Exit) bool { exits <- e; return true })
 	start(t, g, "a", "sleep")
 	eventually(t, "the first life", logHas(dir, "a", "sleeping"))
 	first := g.PIDs()["a"]
@@ -69,7 +69,7 @@ func TestKilledChildIsRestartedAtOnce(t *testing.T) {
 
 func TestChildThatFailsIsDelayedMoreAndMore(t *testing.T) {
 	exits := make(chan Exit, 10)
-	g := newTestGroup(t, t.TempDir(), func(e Exit) { exits <- e })
+	g := newTestGroup(t, t.TempDir(), func(e Exit) bool { exits <- e; return true })
 	start(t, g, "a", "fail")
 	for i, want := range []time.Duration{0, backoffMin, 2 * backoffMin} {
 		e := <-exits

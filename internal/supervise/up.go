@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +36,7 @@ type upper struct {
 	group    *Group
 	parts    []part
 	exits    chan Exit // of children that ended unasked, while starting
+	ready    atomic.Bool
 	closers  []func() error
 }
 
@@ -167,11 +169,13 @@ func deadHere() func(any) bool {
 func (u *upper) startParts(context.Context) (err error) {
 	u.group, err = NewGroup(GroupConfig{
 		Exe: u.o.Exe, LogDir: u.dir.Logs(), Stream: u.o.LogStream, Logger: u.o.Logger,
-		OnExit: func(e Exit) {
+		OnExit: func(e Exit) bool {
 			select {
 			case u.exits <- e:
-			default: // nobody reads them after the start
+			default: // more than anybody wants to read
 			}
+			// One that was killed is started again; one that gives up before it ever worked would only do so again.
+			return e.Signalled || u.ready.Load()
 		},
 	})
 	if err != nil {
@@ -210,6 +214,7 @@ func (u *upper) stopParts() {
 
 // run is the time between ready and the end. It keeps the state file true over restarts.
 func (u *upper) run(ctx context.Context) error {
+	u.ready.Store(true)
 	state := u.state()
 	if err := u.publish(state); err != nil {
 		return err
@@ -261,6 +266,10 @@ func (u *upper) state() *State {
 		case "node":
 			if n, ok := view.Node(p.id); ok && n.Admin != "" {
 				s.Nodes[p.spec.Name] = "http://" + n.Admin
+			}
+		case "worker":
+			if w, ok := view.Worker(p.id); ok {
+				s.Model = w.Model
 			}
 		case "router":
 			if r, ok := view.Router(p.id); ok && r.Admin != "" {

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// call runs a command line and returns its exit status and what it wrote.
+func call(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	status = run(t.Context(), args, &out, &errOut)
+	return status, out.String(), errOut.String()
+}
+
+func everyCommand(cmd *cobra.Command, visit func(*cobra.Command)) {
+	visit(cmd)
+	for _, sub := range cmd.Commands() {
+		if sub.Name() != "help" && sub.Name() != "completion" {
+			everyCommand(sub, visit)
+		}
+	}
+}
+
+func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
+	everyCommand((&app{}).root(), func(cmd *cobra.Command) {
+		if cmd.Short == "" || !strings.Contains(cmd.Example, cmd.CommandPath()) {
+			t.Errorf("%s: short %q, example %q", cmd.CommandPath(), cmd.Short, cmd.Example)
+		}
+		status, out, errOut := call(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		if status != exitDone || !strings.Contains(out, "Examples:") || errOut != "" {
+			t.Errorf("%s --help: status %d, wrote %q and %q", cmd.CommandPath(), status, out, errOut)
+		}
+	})
+}
+
+// TestFlagsMeanTheSameEverywhere: a flag's name has one type and one way to write its value.
+func TestFlagsMeanTheSameEverywhere(t *testing.T) {
+	types := map[string]string{}
+	everyCommand((&app{}).root(), func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if before, ok := types[f.Name]; ok && before != f.Value.Type() {
+				t.Errorf("%s --%s is a %s, elsewhere a %s", cmd.CommandPath(), f.Name, f.Value.Type(), before)
+			}
+			types[f.Name] = f.Value.Type()
+			if f.Usage == "" {
+				t.Errorf("%s --%s says nothing", cmd.CommandPath(), f.Name)
+			}
+		})
+	})
+}
+
+func TestMisuseIsOneLineAndStatus2(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte("lisen: 127.0.0.1:1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"upp":                                `did you mean "up"?`,
+		"bench tranfser":                     `did you mean "transfer"?`,
+		"nonsense":                           `unknown command "nonsense"`,
+		"up --modle x":                       "did you mean --model?",
+		"up --zzzzzz":                        "unknown flag: --zzzzzz",
+		"up surplus":                         `unexpected argument "surplus"`,
+		"up --nodes many":                    `"many"`,
+		"up --decode 0":                      "at least one of each",
+		"up --logs nowhere":                  "use files or stderr",
+		"up --log-level loud --model x":      `log level "loud"`,
+		"up --config " + file:                "no such option: lisen",
+		"up --config /nonexistent":           "read configuration",
+		"worker --role boss":                 "use prefill, decode or both",
+		"worker --threads -1":                "cannot be negative",
+		"worker --kv-memory lots":            "is no size",
+		"worker --model x --listen 8000":     "use HOST:PORT",
+		"worker --model x --listen fd:0":     "not a passed descriptor",
+		"router":                             "--etcd is needed",
+		"tinymodel":                          "--out is needed",
+		"bench transfer --transport pigeon":  "use tcp, shm or all",
+		"status --json=perhaps":              "perhaps",
+		"node --log-format xml":              `log format "xml"`,
+		"up --transport pigeon --model x":    "use auto, tcp or shm",
+		"up --transport shm --nodes 2":       "shared memory joins",
+		"up --listen nowhere --model x.gguf": "use HOST:PORT",
+	} {
+		status, out, errOut := call(t, strings.Fields(line)...)
+		if status != exitMisused || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, want) || !strings.Contains(errOut, "--help") {
+			t.Errorf("%s: status %d, wrote %q and %q, want one line with %q", line, status, out, errOut, want)
+		}
+	}
+}
+
+func TestFailureIsOneLineAndStatus1(t *testing.T) {
+	dir := t.TempDir()
+	for line, want := range map[string]string{
+		"status --data-dir " + dir:                    "nothing runs in " + dir,
+		"status --etcd 127.0.0.1:1":                   "read registry",
+		"up --model /nonexistent.gguf":                "no such file",
+		"worker --model /nonexistent.gguf":            "no such file",
+		"node --cluster-key-file /nonexistent --id n": "read cluster key",
+		"tinymodel --out /nonexistent/tiny.gguf":      "no such file",
+		"router --etcd e:1 --cluster-key-file /none":  "read cluster key",
+	} {
+		status, out, errOut := call(t, strings.Fields(line)...)
+		if status != exitFailed || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, want) {
+			t.Errorf("%s: status %d, wrote %q and %q, want one line with %q", line, status, out, errOut, want)
+		}
+	}
+}
+
+func TestJSONIsJSON(t *testing.T) {
+	for _, line := range []string{"version --json", "doctor --json"} {
+		status, out, errOut := call(t, strings.Fields(line)...)
+		if status != exitDone || !json.Valid([]byte(out)) {
+			t.Errorf("%s: status %d, wrote %q and %q", line, status, out, errOut)
+		}
+	}
+	if status, out, _ := call(t, "version"); status != exitDone || !strings.HasPrefix(out, "headrace ") {
+		t.Errorf("version: status %d, wrote %q", status, out)
+	}
+	if status, out, _ := call(t); status != exitDone || !strings.Contains(out, "Usage:") {
+		t.Errorf("no arguments: status %d, wrote %q", status, out)
+	}
+}
+
+func TestEnvironmentConfigures(t *testing.T) {
+	t.Setenv("HEADRACE_TRANSPORT", "pigeon")
+	if status, _, errOut := call(t, "bench", "transfer"); status != exitMisused || !strings.Contains(errOut, `"pigeon"`) {
+		t.Errorf("status %d, wrote %q", status, errOut)
+	}
+	if status, _, errOut := call(t, "bench", "transfer", "--transport", "dove"); status != exitMisused || !strings.Contains(errOut, `"dove"`) {
+		t.Errorf("a flag is weaker than the environment: status %d, wrote %q", status, errOut)
+	}
+}
+
+func TestEditDistance(t *testing.T) {
+	for _, row := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"model", "model", 0}, {"model", "modle", 1}, {"model", "mode", 1}, {"model", "", 5}, {"abc", "xyz", 3}} {
+		if got := editDistance(row.a, row.b); got != row.want {
+			t.Errorf("%q to %q is %d, want %d", row.a, row.b, got, row.want)
+		}
+	}
+}

