@@ -94,7 +94,7 @@ type Engine struct {
 }
 
 type counters struct {
-	prefixQueries, prefixHits, externalQueries, externalHits, preemptions, computed, generation uint64
+	prefixQueries, prefixHits, externalQueries, externalHits, preemptions, prefilled, generation uint64
 }
 
 // New starts an engine. Close ends it.
@@ -241,8 +241,8 @@ func (e *Engine) step(batch []work) {
 		return
 	}
 	for i, w := range batch {
+		e.count.prefilled += uint64(max(0, min(w.n, w.seq.context-w.seq.computed)))
 		w.seq.computed += w.n
-		e.count.computed += uint64(w.n)
 		e.commit(w.seq, w.seq.computed)
 		e.pushed(w.seq)
 		if e.seqs[i].Logits {

@@ -58,7 +58,7 @@ func (e *Engine) publish() {
 		KVUsage:       float64(st.BlocksTotal-st.BlocksFree) / float64(st.BlocksTotal),
 		PrefixQueries: e.count.prefixQueries, PrefixHits: e.count.prefixHits,
 		ExternalQueries: e.count.externalQueries, ExternalHits: e.count.externalHits,
-		PromptTokens: e.count.computed, GenerationTokens: e.count.generation,
+		PromptTokens: e.count.prefilled, GenerationTokens: e.count.generation,
 		Preemptions: e.count.preemptions,
 	}
 	e.stats.Store(st)
