@@ -118,8 +118,9 @@ func (s *streamSink) refuse(e *openai.Error, raw []byte) {
 		} else {
 			s.append(e.AppendEvent(nil))
 		}
-		s.keepAlive = false // some clients read on behind an error
-		err = s.close()
+		// Without its last chunk the stream is a broken one for clients that do not know the error event, too.
+		s.ended, s.keepAlive = true, false
+		err = s.flush(nil)
 	}
 	if err != nil {
 		s.keepAlive = false
