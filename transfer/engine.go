@@ -1,73 +1,339 @@
 package transfer
 
-import "errors"
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headrace/headrace/transfer/ticket"
+)
 
 // Engine is the data plane of one node daemon.
-type Engine struct{}
+type Engine struct {
+	cfg        Config
+	log        *slog.Logger
+	listener   net.Listener
+	usable     []Transport
+	names      []string
+	refused    []TransportStatus
+	rate       *bucket
+	book       *ticketBook
+	handshakes chan struct{}
+	ctx        context.Context
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup
+	nextLease  atomic.Uint64
+	nextRegion atomic.Uint64
+	leases     atomic.Int64
+	totals     counters
 
-// Client is one attached inference engine.
-type Client struct{}
+	mu       sync.Mutex
+	closed   bool
+	clients  map[string]*Client
+	channels map[*channel]struct{}
+	accepted map[[16]byte]*channel
+	dials    map[string]*dialCall
+}
 
-var errSoon = errors.New("not built yet")
+type counters struct {
+	sent, landed, duplicate, discarded            atomic.Uint64
+	presented, settled, revoked, expired, refused atomic.Uint64
+	opened, died, handshakes, forced              atomic.Uint64
+}
 
 // New starts an engine: it listens, if it was told to, and dials peers when tickets are presented to them.
-func New(cfg Config) (*Engine, error) { return nil, errSoon }
+func New(cfg Config) (*Engine, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		cfg: cfg, log: cfg.Logger.With("node", cfg.NodeID), rate: newBucket(cfg.RateLimit), book: newTicketBook(cfg.Limits.Tickets),
+		handshakes: make(chan struct{}, cfg.Limits.Handshakes), clients: make(map[string]*Client),
+		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall),
+	}
+	if err := e.probe(); err != nil {
+		return nil, err
+	}
+	e.listener = cfg.Listener
+	if e.listener == nil && cfg.Listen != "" {
+		l, err := net.Listen("tcp", cfg.Listen)
+		if err != nil {
+			return nil, fmt.Errorf("listen for peers: %w", err)
+		}
+		e.listener = l
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	if e.listener != nil {
+		e.wg.Go(func() { e.accept(e.listener) })
+	}
+	return e, nil
+}
 
-// NodeID, Epoch and DataAddr identify the engine to its peers. DataAddr is "" when it does not listen.
-func (e *Engine) NodeID() string   { return "" }
-func (e *Engine) Epoch() uint64    { return 0 }
-func (e *Engine) DataAddr() string { return "" }
+// probe finds out which transports this host can use, and keeps the reasons against the others.
+func (e *Engine) probe() error {
+	for _, t := range e.cfg.Transports {
+		s := TransportStatus{Name: t.Name()}
+		if e.cfg.Transport != "" && e.cfg.Transport != "auto" && e.cfg.Transport != t.Name() {
+			s.Reason = "the configuration asks for " + e.cfg.Transport
+		} else if err := t.Probe(); err != nil {
+			s.Reason = err.Error()
+			e.log.Info("transport is not usable here", "transport", t.Name(), "reason", s.Reason)
+		} else {
+			s.Usable = true
+			e.usable = append(e.usable, t)
+			e.names = append(e.names, t.Name())
+		}
+		e.refused = append(e.refused, s)
+	}
+	if len(e.usable) == 0 {
+		return fmt.Errorf("no usable transport: %s", e.transportWords())
+	}
+	if n := len(strings.Join(e.names, ",")); n >= transportsField {
+		return fmt.Errorf("names of the transports take %d bytes, at most %d", n, transportsField-1)
+	}
+	return nil
+}
+
+func (e *Engine) transportWords() string {
+	var words []string
+	for _, s := range e.refused {
+		if s.Usable {
+			words = append(words, s.Name)
+		} else {
+			words = append(words, s.Name+" ("+s.Reason+")")
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// complete fills in defaults and says what is missing.
+func (c *Config) complete() error {
+	probe := ticket.Ticket{Nonce: [16]byte{1}, PNode: c.NodeID, DNode: "x", PEngine: "x", DEngine: "x", Deadline: time.UnixMilli(1)}
+	if err := probe.Validate(); err != nil {
+		return fmt.Errorf("%w: node id: %w", ErrInvalid, err)
+	}
+	if len(c.ClusterKey) < 16 {
+		return fmt.Errorf("%w: cluster key of %d bytes, need at least 16", ErrInvalid, len(c.ClusterKey))
+	}
+	if len(c.Transports) == 0 {
+		return fmt.Errorf("%w: no transports", ErrInvalid)
+	}
+	for c.Epoch == 0 {
+		var b [8]byte
+		rand.Read(b[:])
+		c.Epoch = binary.LittleEndian.Uint64(b[:])
+	}
+	if c.Dial == nil {
+		d := net.Dialer{}
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	orDefault(&c.Lanes, 4)
+	if c.Lanes > lanesMax {
+		return fmt.Errorf("%w: %d lanes, at most %d", ErrInvalid, c.Lanes, lanesMax)
+	}
+	orDefault(&c.PingInterval, 500*time.Millisecond)
+	orDefault(&c.DeadAfter, 2500*time.Millisecond)
+	orDefault(&c.DialTimeout, 3*time.Second)
+	orDefault(&c.FenceGrace, 20*time.Millisecond)
+	c.Limits.complete()
+	return nil
+}
+
+func orDefault[T int | time.Duration](v *T, d T) {
+	if *v <= 0 {
+		*v = d
+	}
+}
+
+func (l *Limits) complete() {
+	for _, f := range [...]struct {
+		v *int
+		d int
+	}{
+		{&l.Clients, 64}, {&l.RegionsPerClient, 64}, {&l.LeasesPerClient, 4096}, {&l.Leases, 16384}, {&l.Channels, 1024},
+		{&l.Handshakes, 64}, {&l.Blocks, 65536}, {&l.PiecesPerLease, 1 << 22}, {&l.PushesPerLease, 4096}, {&l.UnitsPerPush, 65536},
+		{&l.MetaBytes, metaBytesLimit}, {&l.RecordBytes, recordBytesLimit}, {&l.Tickets, 65536}, {&l.ControlQueue, 8192},
+	} {
+		orDefault(f.v, f.d)
+	}
+	// What the wire can carry is the end of it.
+	l.MetaBytes = min(l.MetaBytes, metaBytesLimit)
+	l.RecordBytes = min(l.RecordBytes, recordBytesLimit)
+	l.Blocks = min(l.Blocks, (FramePayloadMax-1024)/4)
+	orDefault(&l.TicketLife, time.Hour)
+}
+
+// NodeID is the daemon's id in the cluster.
+func (e *Engine) NodeID() string { return e.cfg.NodeID }
+
+// Epoch tells this life of the daemon from others.
+func (e *Engine) Epoch() uint64 { return e.cfg.Epoch }
+
+// DataAddr is what peers dial, "" when the engine does not listen.
+func (e *Engine) DataAddr() string {
+	switch {
+	case e.cfg.Advertise != "":
+		return e.cfg.Advertise
+	case e.listener != nil:
+		return e.listener.Addr().String()
+	}
+	return ""
+}
 
 // SetRate changes the rate limit, bytes a second; 0 takes it away.
-func (e *Engine) SetRate(bytesPerSecond int64) {}
+func (e *Engine) SetRate(bytesPerSecond int64) { e.rate.set(bytesPerSecond) }
 
 // Rate is the rate limit in force.
-func (e *Engine) Rate() int64 { return 0 }
+func (e *Engine) Rate() int64 { return e.rate.get() }
 
 // Pauses are the pause points of the configuration, nil if it had none.
-func (e *Engine) Pauses() *Pauses { return nil }
+func (e *Engine) Pauses() *Pauses { return e.cfg.Pauses }
 
-// Status is a snapshot.
-func (e *Engine) Status() Status { return Status{} }
+func (e *Engine) now() time.Time { return time.Now() }
 
-// Close fences all leases, closes clients, channels, the listener and the transports, and waits for every goroutine.
-func (e *Engine) Close() error { return errSoon }
+func (e *Engine) identity() identity {
+	return identity{nodeID: e.cfg.NodeID, epoch: e.cfg.Epoch, transports: e.names}
+}
+
+// pieceGoal is how many bytes of small units go into a piece: less than PieceMax when the rate limit would make a full
+// one take longer than 20 ms.
+func (e *Engine) pieceGoal() int64 {
+	if r := e.rate.get(); r > 0 {
+		return max(1, min(PieceMax, r/50))
+	}
+	return PieceMax
+}
+
+// remember makes a channel known. It fails when there are too many, or the engine is closed.
+func (e *Engine) remember(c *channel) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	if len(e.channels) >= e.cfg.Limits.Channels {
+		return fmt.Errorf("%w: %d channels", ErrLimit, len(e.channels))
+	}
+	if !c.dialled {
+		if e.accepted[c.id] != nil {
+			return fmt.Errorf("%w: channel id is taken", ErrProtocol)
+		}
+		e.accepted[c.id] = c
+	}
+	e.channels[c] = struct{}{}
+	return nil
+}
+
+func (e *Engine) forget(c *channel) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.channels, c)
+	if e.accepted[c.id] == c {
+		delete(e.accepted, c.id)
+	}
+}
+
+func (e *Engine) client(id string) *Client {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.clients[id]
+}
+
+// initLease counts a lease and fills in what both sides need.
+func (e *Engine) initLease(l *lease, c *Client, t ticket.Ticket, raw []byte, tokens uint32) error {
+	if n := e.leases.Add(1); n > int64(e.cfg.Limits.Leases) {
+		e.leases.Add(-1)
+		return fmt.Errorf("%w: %d leases live", ErrLimit, n-1)
+	}
+	l.e, l.client, l.ticket, l.tokens = e, c, t, tokens
+	l.raw = append([]byte(nil), raw...)
+	l.id = LeaseID(e.nextLease.Add(1))
+	l.opened, l.state = time.Now(), LeaseOpen
+	l.guard, l.done = newGuard(), make(chan struct{})
+	return nil
+}
 
 // Attach adds an inference engine. Events are delivered by calling ev, one at a time and in order; ev must neither block
 // nor call into the Engine or the Client. A second Attach with the same id is refused while the first one lives.
-func (e *Engine) Attach(engineID string, ev func(Event)) (*Client, error) { return nil, errSoon }
-
-// AddRegion takes over fd, also when it fails. The descriptor must be a memfd sealed against shrinking (F_SEAL_SHRINK),
-// at least size bytes long, and l must fit in size bytes.
-func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (RegionID, error) {
-	return 0, errSoon
+func (e *Engine) Attach(engineID string, ev func(Event)) (*Client, error) {
+	if engineID == "" || len(engineID) > ticket.IDMax {
+		return nil, fmt.Errorf("%w: engine id of %d bytes, need 1 to %d", ErrInvalid, len(engineID), ticket.IDMax)
+	}
+	if ev == nil {
+		return nil, fmt.Errorf("%w: no event function", ErrInvalid)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		return nil, ErrClosed
+	case e.clients[engineID] != nil:
+		return nil, fmt.Errorf("attach engine %q: %w", engineID, ErrAttached)
+	case len(e.clients) >= e.cfg.Limits.Clients:
+		return nil, fmt.Errorf("attach engine %q: %w: %d engines", engineID, ErrLimit, len(e.clients))
+	}
+	c := &Client{
+		e: e, id: engineID, ev: ev, gone: make(chan struct{}), regions: make(map[RegionID]*Region), closing: make(map[RegionID]bool),
+		leases: make(map[LeaseID]*lease), nonces: make(map[[16]byte][]*lease),
+	}
+	e.clients[engineID] = c
+	return c, nil
 }
 
-// RemoveRegion revokes the region's leases, waits for their fences and unmaps it.
-func (c *Client) RemoveRegion(id RegionID) error { return errSoon }
-
-// Present (P) presents a ticket to D's daemon. EventBound, EventRefused or EventEnded answers.
-func (c *Client) Present(r PresentReq) (LeaseID, error) { return 0, errSoon }
-
-// Push (P) sends units whose KV is complete. It may be called before EventBound. EventPushed with seq answers when all of
-// them landed. The blocks' bytes must not change until the lease ended.
-func (c *Client) Push(id LeaseID, units []Unit, seq uint64) error { return errSoon }
-
-// Handoff (P) gives the record that D gets when the lease settles. It is sent when every wanted unit has been.
-func (c *Client) Handoff(id LeaseID, record []byte) error { return errSoon }
-
-// Bind (D) binds a presented ticket to blocks. The lease is that of EventPresented.
-func (c *Client) Bind(r BindReq) (LeaseID, error) { return 0, errSoon }
-
-// Refuse (D) answers a presented ticket with no. A ticket that has not been presented yet will be refused when it is.
-func (c *Client) Refuse(ticket []byte, reason string) error { return errSoon }
-
-// Revoke ends a lease. When it returns, no byte lands in its blocks and none is read from them any more; the peer is told.
-// EventEnded was sent by then. A lease that has ended already gives ErrLeaseEnded or ErrUnknownLease: it is fenced too.
-func (c *Client) Revoke(id LeaseID, reason string) error { return errSoon }
-
-// RevokeTicket is Revoke for who knows the ticket only. A ticket that has not been presented yet will be refused when it is.
-func (c *Client) RevokeTicket(nonce [16]byte, reason string) error { return errSoon }
-
-// Close revokes all leases, drops all regions, and returns when everything is fenced and unmapped.
-func (c *Client) Close() error { return errSoon }
+// Close fences all leases, closes clients, channels, the listener and the transports, and waits for every goroutine.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		e.wg.Wait()
+		return nil
+	}
+	e.closed = true
+	var clients []*Client
+	for _, c := range e.clients {
+		clients = append(clients, c)
+	}
+	e.mu.Unlock()
+	var errs []error
+	e.cancel()
+	if e.listener != nil {
+		if err := e.listener.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, fmt.Errorf("close listener: %w", err))
+		}
+	}
+	for _, c := range clients {
+		errs = append(errs, c.close("the node daemon is closing"))
+	}
+	e.mu.Lock()
+	var channels []*channel
+	for c := range e.channels {
+		channels = append(channels, c)
+	}
+	e.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, c := range channels {
+		wg.Go(func() {
+			c.out.send(reasonFrame(frameBye, roleNone, 0, "the node daemon is closing"))
+			c.close(ErrClosed)
+		})
+	}
+	wg.Wait()
+	e.wg.Wait()
+	for _, t := range e.cfg.Transports {
+		if err := t.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("close transport %s: %w", t.Name(), err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -18,8 +18,8 @@ type Status struct {
 
 // Totals count since the engine started.
 type Totals struct {
-	BytesSent        uint64 `json:"bytes_sent"`     // payload of pieces posted and completed
-	BytesLanded      uint64 `json:"bytes_landed"`   // payload counted as landed, once each
+	BytesSent        uint64 `json:"bytes_sent"`   // payload of pieces posted and completed
+	BytesLanded      uint64 `json:"bytes_landed"` // payload counted as landed, once each
 	PiecesDuplicate  uint64 `json:"pieces_duplicate"`
 	PiecesDiscarded  uint64 `json:"pieces_discarded"` // arrived for a lease that had ended, or aborted by the sender
 	LeasesPresented  uint64 `json:"leases_presented"`

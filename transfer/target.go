@@ -1,7 +1,399 @@
 package transfer
 
-// Target, Write and the piece header: what passes between the engine and a transport's lanes.
-type Target interface{}
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// targetLease is D's side: which blocks, what landed.
+type targetLease struct {
+	lease
+	sourceID  LeaseID // P's id of the lease
+	srcLayout Layout
+
+	// All below is guarded by lease.mu.
+	dstBlocks []uint32 // block ids in the request's order, all of them
+	lent      []uint32 // those marked in the region
+	landed    bitmap
+	received  map[int]uint64 // pieces that came to their end, by lane
+	counts    []laneCount    // pieces that were sent, once the hand-off came
+	record    []byte
+	handedOff bool
+	settling  bool
+	peerHolds bool // a one-sided writer may write until it says that it stopped
+}
+
+// bind gives the lease its blocks. The caller has found the region for it.
+func (l *targetLease) bind(r *Region, req *BindReq) (boundMsg, error) {
+	var m boundMsg
+	if !bytes.Equal(req.Ticket, l.raw) {
+		return m, fmt.Errorf("%w: not the ticket that was presented", ErrWrongTicket)
+	}
+	if r.readOnly {
+		return m, fmt.Errorf("%w: region %d is read-only", ErrRegion, r.id)
+	}
+	plan, err := PlanCopy(l.srcLayout, r.layout)
+	if err != nil {
+		return m, err
+	}
+	if !plan.Covers() {
+		return m, fmt.Errorf("%w: source rank %d of %d holds heads %d to %d only, destination rank %d of %d needs %d to %d", ErrPlan,
+			l.srcLayout.TPRank, l.srcLayout.TPSize, plan.headFirst, plan.headFirst+plan.heads, r.layout.TPRank, r.layout.TPSize, r.layout.HeadFirst, r.layout.HeadFirst+r.layout.Heads)
+	}
+	if req.FirstToken > l.tokens || req.FirstToken != l.tokens && req.FirstToken%r.layout.BlockTokens != 0 {
+		return m, fmt.Errorf("%w: first token %d of %d, need a multiple of %d", ErrInvalid, req.FirstToken, l.tokens, r.layout.BlockTokens)
+	}
+	need := blocksOf(l.tokens, r.layout.BlockTokens)
+	if len(req.Blocks) > l.e.cfg.Limits.Blocks || uint64(len(req.Blocks)) < uint64(need) {
+		return m, fmt.Errorf("%w: %d blocks of %d tokens for %d tokens, at most %d", ErrInvalid, len(req.Blocks), r.layout.BlockTokens, l.tokens, l.e.cfg.Limits.Blocks)
+	}
+	blocks := append([]uint32(nil), req.Blocks[:need]...)
+	first := req.FirstToken / r.layout.BlockTokens
+	if req.FirstToken == l.tokens {
+		first = need
+	}
+	clear(blocks[:first]) // ignored: never looked at again, and no business of the peer
+	for _, b := range blocks[first:] {
+		if b >= r.layout.Blocks {
+			return m, fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, r.layout.Blocks)
+		}
+	}
+	g, err := newGeometry(plan, l.tokens, req.FirstToken, l.e.cfg.Limits.PiecesPerLease)
+	if err != nil {
+		return m, err
+	}
+	if err := r.lend(l.id, blocks[first:]); err != nil {
+		return m, err
+	}
+	if err := l.ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
+		r.giveBack(blocks[first:])
+		return m, err
+	}
+	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layout: r.layout, firstToken: req.FirstToken, blocks: blocks}, nil
+}
+
+func (l *targetLease) giveBack() {
+	l.mu.Lock()
+	lent := l.lent
+	l.lent = nil
+	l.mu.Unlock()
+	if lent != nil {
+		l.region.giveBack(lent)
+	}
+}
+
+// handoff takes P's record and counts.
+func (l *targetLease) handoff(m *handoffMsg) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == LeaseOpen {
+		return fmt.Errorf("%w: hand-off of a lease that is not bound", ErrProtocol)
+	}
+	if l.state == LeaseBound {
+		l.counts, l.record, l.handedOff = m.lanes, m.record, true
+		l.check()
+	}
+	return nil
+}
+
+// check starts settling when nothing is missing: the full bitmap, the record, and every lane that carried a piece of
+// this lease drained or dead. l.mu is held.
+func (l *targetLease) check() {
+	if l.state != LeaseBound || l.settling || !l.handedOff || l.landed.n != l.geom.wanted() {
+		return
+	}
+	for _, c := range l.counts {
+		if l.received[int(c.lane)] >= c.pieces {
+			continue
+		}
+		// What was lost with a dead lane was sent again on another. A one-sided writer may still be at it, until it says
+		// that it knows of the dead lane too.
+		if !l.ch.lanes.dead(int(c.lane)) || l.peerHolds && c.failed == 0 {
+			return
+		}
+	}
+	l.settling = true
+	if l.e.cfg.Pauses == nil {
+		// In a goroutine of its own: this one reads a lane, or control frames.
+		l.e.wg.Go(l.settle)
+		return
+	}
+	l.e.wg.Go(func() {
+		l.e.cfg.Pauses.Wait(PauseSettle, l.guard.stop)
+		l.settle()
+	})
+}
+
+func (l *targetLease) settle() {
+	l.mu.Lock()
+	record := l.record
+	l.mu.Unlock()
+	l.peerStopped() // a one-sided writer that handed off posts nothing any more: its completions were its leave to do so
+	l.finish(outcome{state: LeaseSettled, kind: EventSettled, record: record})
+}
+
+// peerStopped takes back the hold that a one-sided writer has on the guard.
+func (l *targetLease) peerStopped() {
+	l.mu.Lock()
+	held := l.peerHolds
+	l.peerHolds = false
+	l.mu.Unlock()
+	if held {
+		l.guard.leave()
+	}
+}
+
+// Target is the receiving side of a link: where a transport announces what arrives.
+type Target interface {
+	// Begin says where a piece's payload goes and fills in into, which stays valid until its End. A piece that must not
+	// land (its lease has ended, or it landed before) is to be discarded: see Landing.Discard. An error means that the
+	// peer broke the protocol, and the lane must fail.
+	Begin(lane int, p Piece, into *Landing) error
+}
+
+// Landing is one arriving piece.
+type Landing struct {
+	Piece Piece
+	Dst   *Region
+	Runs  []Run // in payload order; Dst and Len matter
+	lane  int
+	lease *targetLease // nil when it is unknown
+}
+
+// Discard says that the payload must be thrown away.
+func (x *Landing) Discard() bool { return len(x.Runs) == 0 }
+
+// Enter is asked before each touch of the blocks, one nonblocking system call or one copy of at most PieceMax bytes, and
+// followed by Leave if it said yes. A no is final: the rest of the payload must be thrown away.
+func (x *Landing) Enter() bool { return x.lease.guard.enter() }
+
+// Leave ends a touch.
+func (x *Landing) Leave() { x.lease.guard.leave() }
+
+// Stop is closed when the lease is fenced; nil (never) when the piece is discarded.
+func (x *Landing) Stop() <-chan struct{} {
+	if x.lease == nil {
+		return nil
+	}
+	return x.lease.guard.stop
+}
+
+// End says that the payload has come to its end: whole, every byte in its block, or not.
+func (x *Landing) End(whole bool) {
+	if l := x.lease; l != nil {
+		x.lease = nil
+		l.arrived(x, whole && !x.Discard())
+	} // else nobody's piece: Begin has counted it
+	x.Runs = x.Runs[:0]
+}
+
+func (l *targetLease) arrived(x *Landing, whole bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != LeaseBound {
+		l.e.totals.discarded.Add(1)
+		return
+	}
+	l.received[x.lane]++
+	duplicate := x.Discard()
+	if !whole && !duplicate {
+		l.e.totals.discarded.Add(1)
+		l.check()
+		return
+	}
+	fresh := false
+	l.geom.each(&x.Piece, func(bit uint64) { fresh = l.landed.set(bit) || fresh })
+	if fresh {
+		n := uint64(x.Piece.Bytes)
+		l.bytes += n
+		l.ch.landed.Add(n)
+		l.e.totals.landed.Add(n)
+	} else {
+		l.e.totals.duplicate.Add(1)
+	}
+	l.ch.out.ack(l.sourceID, x.Piece.ID)
+	l.check()
+}
+
+// begin is Target.Begin for one lease.
+func (l *targetLease) begin(lane int, p Piece, into *Landing) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != LeaseBound {
+		l.e.totals.discarded.Add(1)
+		return nil
+	}
+	if p.Epoch != l.e.cfg.Epoch {
+		return fmt.Errorf("%w: piece of epoch %#x, this daemon's is %#x", ErrProtocol, p.Epoch, l.e.cfg.Epoch)
+	}
+	n, err := l.geom.bytesOf(&p)
+	if err != nil {
+		return err
+	}
+	if n != uint64(p.Bytes) {
+		return fmt.Errorf("%w: units %d+%d of layer %d have %d bytes, the piece says %d", ErrProtocol, p.First, p.Count, p.Layer, n, p.Bytes)
+	}
+	into.lease, into.Dst = l, l.region
+	known := true
+	l.geom.each(&p, func(bit uint64) { known = known && l.landed.has(bit) })
+	if known {
+		return nil // never written twice; counted as received by End
+	}
+	into.Runs = l.geom.appendRuns(into.Runs, &p, nil, l.dstBlocks)
+	return nil
+}
 
 // Write is one piece to be sent.
-type Write struct{}
+type Write struct {
+	Piece Piece
+	Src   *Region
+	Runs  []Run // in payload order: source and destination
+	lease *sourceLease
+	lane  int
+	after func(*Write)
+}
+
+// Enter is asked before each touch of the source: see Landing.Enter. After a no, what is left of a piece that was begun
+// is filled up with anything but the source, and marked so that it never counts.
+func (w *Write) Enter() bool { return w.lease.guard.enter() }
+
+// Leave ends a touch.
+func (w *Write) Leave() { w.lease.guard.leave() }
+
+// Stop is closed when the lease is fenced.
+func (w *Write) Stop() <-chan struct{} { return w.lease.guard.stop }
+
+// Done says that the lane is through with the piece: it was sent whole, or err says why not. The transport must not
+// touch w afterwards.
+func (w *Write) Done(err error) {
+	w.lease.writeDone(&w.Piece, w.lane, err)
+	w.after(w)
+}
+
+// handlePresent takes a presented ticket, or refuses it with the reason.
+func (c *channel) handlePresent(id LeaseID, m *presentMsg) {
+	if err := c.openTarget(id, m); err != nil {
+		c.e.totals.refused.Add(1)
+		c.e.log.Info("refused a ticket", "peer", c.peer.nodeID, "error", err)
+		c.out.send(reasonFrame(frameRefused, roleTarget, id, err.Error()))
+	}
+}
+
+func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
+	e := c.e
+	t, err := e.verify(m.ticket)
+	if err != nil {
+		return err
+	}
+	if t.DNode != e.cfg.NodeID {
+		return fmt.Errorf("%w: decode node %q, this is %q", ErrWrongTicket, t.DNode, e.cfg.NodeID)
+	}
+	if t.PNode != c.peer.nodeID {
+		return fmt.Errorf("%w: prefill node %q, presented by %q", ErrWrongTicket, t.PNode, c.peer.nodeID)
+	}
+	if m.layout.Fingerprint != t.Fingerprint {
+		return fmt.Errorf("%w: the ticket is for model %x, the source region holds %x", ErrWrongTicket, t.Fingerprint[:6], m.layout.Fingerprint[:6])
+	}
+	const anySize = 1<<63 - 1
+	if err := m.layout.Validate(anySize); err != nil {
+		return err
+	}
+	if m.tokens == 0 || uint64(m.tokens) > uint64(m.layout.Blocks)*uint64(m.layout.BlockTokens) || blocksOf(m.tokens, m.layout.BlockTokens) > uint32(e.cfg.Limits.Blocks) {
+		return fmt.Errorf("%w: %d tokens in a region of %d blocks of %d", ErrInvalid, m.tokens, m.layout.Blocks, m.layout.BlockTokens)
+	}
+	if len(m.meta) > e.cfg.Limits.MetaBytes {
+		return fmt.Errorf("%w: %d bytes of meta, at most %d", ErrLimit, len(m.meta), e.cfg.Limits.MetaBytes)
+	}
+	client := e.client(t.DEngine)
+	if client == nil {
+		return fmt.Errorf("%w: decode engine %q is not attached to %q", ErrWrongTicket, t.DEngine, e.cfg.NodeID)
+	}
+	if err := e.book.claim(t.Nonce, t.Deadline, e.now()); err != nil {
+		return err
+	}
+	l := &targetLease{sourceID: id, srcLayout: m.layout, received: make(map[int]uint64)}
+	if err := e.initLease(&l.lease, client, t, m.ticket, m.tokens); err != nil {
+		return err
+	}
+	l.dst = l
+	return c.addTarget(l, m.meta)
+}
+
+// addTarget makes the lease known to the channel and to its engine.
+func (c *channel) addTarget(l *targetLease, meta []byte) error {
+	if err := l.client.add(&l.lease, nil); err != nil {
+		l.e.leases.Add(-1)
+		return err
+	}
+	c.mu.Lock()
+	if c.closed || c.targets[l.sourceID] != nil {
+		c.mu.Unlock()
+		l.client.drop(&l.lease)
+		l.e.leases.Add(-1)
+		return fmt.Errorf("%w: lease %d is presented twice, or the channel is closing", ErrProtocol, l.sourceID)
+	}
+	l.mu.Lock()
+	l.ch = c
+	c.targets[l.sourceID] = l
+	l.client.emit(Event{
+		Kind: EventPresented, State: LeaseOpen, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Meta: meta, Layout: l.srcLayout, PEngine: l.ticket.PEngine,
+	})
+	l.mu.Unlock()
+	c.mu.Unlock()
+	l.startTimer()
+	l.e.totals.presented.Add(1)
+	return nil
+}
+
+// bindTarget makes a bound lease's pieces known to the lanes.
+func (c *channel) bindTarget(l *targetLease, g geometry, blocks, lent []uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrLeaseEnded
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch l.state {
+	case LeaseOpen:
+	case LeaseBound:
+		return fmt.Errorf("%w: it is bound", ErrTicketUsed)
+	default:
+		return ErrLeaseEnded
+	}
+	if c.link != nil && c.link.OneSided() {
+		if !l.guard.enter() {
+			return ErrLeaseEnded
+		}
+		l.peerHolds = true
+	}
+	l.state, l.geom, l.dstBlocks, l.lent = LeaseBound, g, blocks, lent
+	l.landed = newBitmap(g.bits())
+	c.bound[l.id] = l
+	return nil
+}
+
+// Begin implements Target.
+func (c *channel) Begin(lane int, p Piece, into *Landing) error {
+	*into = Landing{Piece: p, Runs: into.Runs[:0], lane: lane}
+	c.mu.Lock()
+	l := c.bound[p.Lease]
+	c.mu.Unlock()
+	if l == nil {
+		c.e.totals.discarded.Add(1)
+		return nil
+	}
+	return l.begin(lane, p, into)
+}
+
+// verify checks a ticket's authenticity and that it does not outlive what this engine is ready to remember.
+func (e *Engine) verify(b []byte) (ticket.Ticket, error) {
+	now := e.now()
+	t, err := ticket.Verify(e.cfg.ClusterKey, b, now)
+	if err == nil && t.Deadline.Sub(now) > e.cfg.Limits.TicketLife {
+		err = fmt.Errorf("%w: the ticket's deadline is %v away, at most %v", ErrLimit, t.Deadline.Sub(now).Round(1e9), e.cfg.Limits.TicketLife)
+	}
+	return t, err
+}

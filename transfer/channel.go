@@ -1,0 +1,508 @@
+package transfer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// channel is one end of the connection of two daemons, or of a daemon with itself: a control connection, and the lanes
+// of one transport. Three goroutines serve the control connection (reader, writer, ticker) and one each lane.
+type channel struct {
+	e         *Engine
+	id        [16]byte
+	conn      net.Conn
+	peer      identity
+	addr      string
+	dialled   bool
+	local     bool // both ends are in this process
+	transport string
+	why       string
+	since     time.Time
+	out       *outbox
+	lanes     *laneSet
+	gone      chan struct{} // closed when the channel is closing
+	finished  chan struct{} // closed when it is closed
+	setup     setupState
+
+	heard   atomic.Int64 // nanoseconds after since: when the peer was last heard
+	backlog atomic.Int64
+	sent    atomic.Uint64
+	landed  atomic.Uint64
+	errs    atomic.Uint64
+	rttNS   atomic.Int64
+	rates   rates
+
+	mu      sync.Mutex
+	link    Link
+	ready   bool // both ends' lanes are up: tickets may be presented on it
+	closed  bool
+	reason  error
+	sources map[LeaseID]*sourceLease
+	targets map[LeaseID]*targetLease // by the source's id
+	bound   map[LeaseID]*targetLease // by the target's id: what pieces name
+}
+
+// setupState is what the two ends tell each other until the lanes are up.
+type setupState struct {
+	open     chan openMsg
+	opened   chan openedMsg
+	exchange chan []byte
+	streams  chan laneStream
+	seen     [lanesMax]bool // guarded by channel.mu
+}
+
+type laneStream struct {
+	lane int
+	conn net.Conn
+}
+
+// ErrChannel says that the connection to a peer is no more.
+var ErrChannel = errors.New("channel died")
+
+// ErrFenced is what a transport answers for a piece whose lease was fenced before or while it was sent.
+var ErrFenced = errors.New("lease is fenced")
+
+func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr string, dialled, local bool) *channel {
+	c := &channel{
+		e: e, id: id, conn: conn, peer: peer, addr: addr, dialled: dialled, local: local, since: time.Now(),
+		gone: make(chan struct{}), finished: make(chan struct{}),
+		sources: make(map[LeaseID]*sourceLease), targets: make(map[LeaseID]*targetLease), bound: make(map[LeaseID]*targetLease),
+		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [lanesMax]bool{}},
+	}
+	c.lanes = newLaneSet(c)
+	c.out = newOutbox(e.cfg.Limits.ControlQueue, func() {
+		c.closeSoon(fmt.Errorf("%w: the peer does not read control frames as fast as they come", ErrChannel))
+	})
+	return c
+}
+
+// run starts the control connection's goroutines.
+func (c *channel) run() {
+	c.e.wg.Go(func() {
+		if err := c.out.run(c.conn, c.e.cfg.DeadAfter); err != nil {
+			c.close(fmt.Errorf("%w: write control frames: %w", ErrChannel, err))
+		}
+	})
+	c.e.wg.Go(func() {
+		err := c.read()
+		if errors.Is(err, ErrProtocol) {
+			c.e.log.Warn("peer broke the protocol", "peer", c.peer.nodeID, "error", err)
+			c.out.send(reasonFrame(frameBye, roleNone, 0, err.Error()))
+		}
+		c.close(fmt.Errorf("%w: %w", ErrChannel, err))
+	})
+	c.e.wg.Go(c.tick)
+}
+
+// use makes the lanes of a link carry pieces. It fails when the channel closed meanwhile; the link is closed then.
+func (c *channel) use(link Link, lanes int) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		link.Close()
+		return c.cause()
+	}
+	c.link = link
+	c.lanes.start(link, lanes)
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *channel) setReady() {
+	c.mu.Lock()
+	c.ready = true
+	c.mu.Unlock()
+}
+
+func (c *channel) usable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ready && !c.closed
+}
+
+func (c *channel) currentLink() Link {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.link
+}
+
+func (c *channel) cause() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reason == nil {
+		return ErrChannel
+	}
+	return c.reason
+}
+
+// read takes control frames until the connection ends or the peer breaks the protocol.
+func (c *channel) read() error {
+	r := bufio.NewReaderSize(c.conn, 64<<10)
+	var head [FrameHeaderSize]byte
+	for {
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return fmt.Errorf("read control frame: %w", err)
+		}
+		h, err := parseFrameHeader(&head)
+		if err != nil {
+			return err
+		}
+		payload := make([]byte, h.size)
+		if _, err := io.ReadFull(r, payload); err != nil {
+			return fmt.Errorf("read control frame: %w", err)
+		}
+		c.heard.Store(int64(time.Since(c.since)))
+		if err := c.handle(h, payload); err != nil {
+			return err
+		}
+	}
+}
+
+// handle acts on one control frame. It must not wait: pings are answered from here. An error ends the channel.
+func (c *channel) handle(h frameHeader, b []byte) error {
+	switch h.kind {
+	case framePing:
+		stamp, err := parseStamp(b)
+		if err == nil {
+			c.out.send(stampFrame(framePong, stamp))
+		}
+		if !c.dialled {
+			c.setReady() // the dialling end pings when its lanes are up
+		}
+		return err
+	case framePong:
+		stamp, err := parseStamp(b)
+		if err == nil {
+			c.roundTrip(time.Since(c.since) - time.Duration(stamp))
+		}
+		return err
+	case frameBye:
+		reason, err := parseReason(b)
+		if err == nil {
+			err = fmt.Errorf("peer said good-bye: %s", reason)
+		}
+		return err
+	case frameOpen, frameOpened, frameExchange:
+		return c.handleSetup(h, b)
+	case framePresent:
+		m, err := parsePresent(b)
+		if err != nil {
+			return err
+		}
+		c.handlePresent(h.lease, &m)
+		return nil
+	case frameRevoke:
+		return c.handleRevoke(h, b)
+	}
+	return c.handleLease(h, b)
+}
+
+func (c *channel) handleSetup(h frameHeader, b []byte) error {
+	var full bool
+	switch {
+	case h.kind == frameOpen && !c.dialled:
+		m, err := parseOpen(b)
+		if err != nil {
+			return err
+		}
+		full = !offer(c.setup.open, m)
+	case h.kind == frameOpened && c.dialled:
+		m, err := parseOpened(b)
+		if err != nil {
+			return err
+		}
+		full = !offer(c.setup.opened, m)
+	case h.kind == frameExchange && len(b) <= ExchangeMax:
+		full = !offer(c.setup.exchange, b)
+	default:
+		return malformed("set-up", b)
+	}
+	if full {
+		return fmt.Errorf("%w: set-up frame of type %d twice", ErrProtocol, h.kind)
+	}
+	return nil
+}
+
+func offer[T any](ch chan T, v T) bool {
+	select {
+	case ch <- v:
+		return true
+	default:
+		return false
+	}
+}
+
+// handleLease acts on the frames of one living lease; those of a lease that has ended are ignored.
+func (c *channel) handleLease(h frameHeader, b []byte) error {
+	c.mu.Lock()
+	src, dst := c.sources[h.lease], c.targets[h.lease]
+	c.mu.Unlock()
+	switch h.kind {
+	case frameBound:
+		m, err := parseBound(b)
+		if err != nil || src == nil {
+			return err
+		}
+		if err := src.bound(&m); err != nil {
+			c.e.wg.Go(func() { src.fail("bind: %v", err) })
+		}
+	case frameRefused:
+		reason, err := parseReason(b)
+		if err != nil || src == nil {
+			return err
+		}
+		c.e.wg.Go(func() {
+			src.finish(outcome{state: LeaseRevoked, kind: EventRefused, reason: reason, quiet: true})
+		})
+	case frameLanded:
+		ids, err := parseLanded(b)
+		if err != nil || src == nil {
+			return err
+		}
+		src.landed(ids)
+	case frameHandoff:
+		m, err := parseHandoff(b)
+		if err != nil || dst == nil {
+			return err
+		}
+		return dst.handoff(&m)
+	case frameSettled:
+		if len(b) != 0 {
+			return malformed("settled", b)
+		}
+		if src != nil {
+			c.e.wg.Go(src.settled)
+		}
+	case frameStopped:
+		if len(b) != 0 {
+			return malformed("stopped", b)
+		}
+		if dst != nil && h.role == roleSource {
+			dst.peerStopped()
+		}
+	}
+	return nil
+}
+
+// handleRevoke ends the lease on this side and says so when it is fenced. The fence may take a while.
+func (c *channel) handleRevoke(h frameHeader, b []byte) error {
+	state, reason, err := parseRevoke(b)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	src, dst := c.sources[h.lease], c.targets[h.lease]
+	c.mu.Unlock()
+	role := uint8(roleSource)
+	var l *lease
+	switch {
+	case h.role == roleTarget && src != nil:
+		l = &src.lease
+	case h.role == roleSource && dst != nil:
+		dst.peerStopped() // it posts nothing any more
+		l = &dst.lease
+	}
+	if h.role == roleSource {
+		role = roleTarget
+	}
+	stopped := finishFrame(newFrame(frameStopped, role, h.lease, 0))
+	if l == nil {
+		c.out.send(stopped)
+		return nil
+	}
+	c.e.wg.Go(func() {
+		l.finish(outcome{state: state, kind: EventEnded, reason: reason, quiet: true})
+		c.out.send(stopped)
+	})
+	return nil
+}
+
+// addSource presents a lease on this channel. It fails when the channel closed; it does nothing when the lease ended.
+func (c *channel) addSource(l *sourceLease, m *presentMsg) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return c.reason
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == LeaseOpen {
+		l.ch = c
+		c.sources[l.id] = l
+		c.out.send(m.frame(l.id))
+	}
+	return nil
+}
+
+// drop forgets a lease.
+func (c *channel) drop(l *lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.src != nil {
+		l.mu.Lock()
+		if l.geom.plan != nil {
+			c.backlog.Add(-int64(l.src.unsent()))
+		}
+		l.mu.Unlock()
+		delete(c.sources, l.id)
+		return
+	}
+	delete(c.targets, l.dst.sourceID)
+	delete(c.bound, l.id)
+}
+
+// force makes a one-sided lane stop touching a lease's memory: the lanes that carry it are aborted. A target does not know
+// which those are, and aborts all.
+func (c *channel) force(l *lease, link Link) {
+	cause := fmt.Errorf("fence lease %d: the other end did not stop within %v", l.id, c.e.cfg.FenceGrace)
+	if l.src != nil {
+		for _, lane := range c.lanes.carrying(l.src) {
+			link.Abort(lane, cause)
+		}
+		return
+	}
+	for lane := range c.lanes.n {
+		link.Abort(lane, cause)
+	}
+	l.dst.peerStopped()
+}
+
+// laneDown is told by the transport. What the lane carried goes to the others; without any, the channel is dead.
+func (c *channel) laneDown(lane int, err error) {
+	if lane < 0 || lane >= lanesMax {
+		return
+	}
+	news, left := c.lanes.down(lane)
+	if !news {
+		return
+	}
+	c.mu.Lock()
+	closing := c.closed
+	var sources []*sourceLease
+	var targets []*targetLease
+	for _, l := range c.sources {
+		sources = append(sources, l)
+	}
+	for _, l := range c.bound {
+		targets = append(targets, l)
+	}
+	c.mu.Unlock()
+	if closing {
+		return
+	}
+	c.errs.Add(1)
+	c.e.log.Warn("lane failed", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
+	if left <= 0 {
+		c.closeSoon(fmt.Errorf("%w: its last lane failed: %w", ErrChannel, err))
+		return
+	}
+	for _, l := range sources {
+		l.laneDown(lane)
+	}
+	for _, l := range targets {
+		l.mu.Lock()
+		l.check()
+		l.mu.Unlock()
+	}
+}
+
+// closeSoon is close for who must not wait. The channel's own goroutines keep the engine's group from being done.
+func (c *channel) closeSoon(cause error) { c.e.wg.Go(func() { c.close(cause) }) }
+
+// close ends the channel and its leases, and waits for its lanes. The first cause counts.
+func (c *channel) close(cause error) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		<-c.finished
+		return
+	}
+	c.closed, c.reason = true, cause
+	link, ready := c.link, c.ready
+	var leases []*lease
+	for _, l := range c.sources {
+		leases = append(leases, &l.lease)
+	}
+	for _, l := range c.targets {
+		leases = append(leases, &l.lease)
+	}
+	c.mu.Unlock()
+	close(c.gone)
+	if ready && !errors.Is(cause, ErrClosed) {
+		c.errs.Add(1)
+		c.e.totals.died.Add(1)
+		c.e.log.Warn("channel died", "peer", c.peer.nodeID, "addr", c.addr, "error", cause, "leases", len(leases))
+	}
+	c.lanes.close()
+	var fences sync.WaitGroup
+	for _, l := range leases {
+		fences.Go(func() { l.fail("channel to %s: %v", c.peer.nodeID, cause) })
+	}
+	fences.Wait()
+	c.out.close()
+	select { // let the writer say good-bye, if the peer listens
+	case <-c.out.done:
+	case <-time.After(100 * time.Millisecond):
+	}
+	c.conn.Close()
+	if link != nil {
+		link.Close()
+	}
+	c.lanes.wg.Wait()
+	c.e.forget(c)
+	c.drainStreams()
+	close(c.finished)
+}
+
+// drainStreams closes lanes that were dialled and never taken.
+func (c *channel) drainStreams() {
+	for {
+		select {
+		case s := <-c.setup.streams:
+			s.conn.Close()
+		default:
+			return
+		}
+	}
+}
+
+// setupFor is what the transport gets.
+func (c *channel) setupFor(lanes int) *Setup {
+	return &Setup{
+		Channel: c.id, Lanes: lanes, Target: c, Pauses: c.e.cfg.Pauses, LaneDown: c.laneDown,
+		Exchange: func(ctx context.Context, local []byte) ([]byte, error) {
+			if len(local) > ExchangeMax {
+				return nil, fmt.Errorf("%w: exchange of %d bytes, at most %d", ErrLimit, len(local), ExchangeMax)
+			}
+			c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(local)), local...)))
+			return await(ctx, c, c.setup.exchange)
+		},
+		DialStream: func(ctx context.Context, lane int) (net.Conn, error) { return c.e.dialLane(ctx, c, lane) },
+		AcceptStream: func(ctx context.Context) (int, net.Conn, error) {
+			s, err := await(ctx, c, c.setup.streams)
+			return s.lane, s.conn, err
+		},
+	}
+}
+
+// await receives from ch until ctx or the channel ends.
+func await[T any](ctx context.Context, c *channel, ch chan T) (v T, err error) {
+	select {
+	case v = <-ch:
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-c.gone:
+		err = c.cause()
+	}
+	return v, err
+}

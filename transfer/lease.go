@@ -1,0 +1,194 @@
+package transfer
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// lease is what both sides of a lease have in common: its life and its fence. Exactly one finish wins, and by the time
+// the client hears of the end the fence holds.
+type lease struct {
+	e      *Engine
+	id     LeaseID
+	client *Client
+	ticket ticket.Ticket
+	raw    []byte // the ticket's bytes
+	tokens uint32
+	opened time.Time
+	guard  *guard
+	done   chan struct{} // closed when finish is through
+	src    *sourceLease  // one of the two
+	dst    *targetLease
+	region *Region // of a target: set when bound. Guarded by client.mu until the lease is bound, fixed afterwards
+
+	mu    sync.Mutex
+	state LeaseState
+	ch    *channel
+	timer *time.Timer
+	geom  geometry // since bound
+	bytes uint64   // landed
+}
+
+func (l *lease) role() uint8 {
+	if l.src != nil {
+		return roleSource
+	}
+	return roleTarget
+}
+
+func (l *lease) side() string {
+	if l.src != nil {
+		return "source"
+	}
+	return "target"
+}
+
+// wireID is the id the lease has in control frames: the source's.
+func (l *lease) wireID() LeaseID {
+	if l.src != nil {
+		return l.id
+	}
+	return l.dst.sourceID
+}
+
+func (l *lease) living() bool { return l.state == LeaseOpen || l.state == LeaseBound }
+
+// startTimer lets the lease expire at its ticket's deadline.
+func (l *lease) startTimer() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.living() {
+		l.timer = time.AfterFunc(time.Until(l.ticket.Deadline), func() {
+			l.finish(outcome{state: LeaseExpired, kind: EventEnded, reason: "the ticket's deadline passed"})
+		})
+	}
+}
+
+// outcome is how a lease ends.
+type outcome struct {
+	state  LeaseState
+	kind   EventKind
+	reason string
+	quiet  bool // the peer knows
+	record []byte
+}
+
+// finish ends the lease: the state first, so that nothing new begins, then the peer is told and the fence made, then the
+// blocks are given back and the client is told. It reports whether this call ended it; another's end is
+// waited for. The caller holds no lock.
+func (l *lease) finish(o outcome) bool {
+	l.mu.Lock()
+	if !l.living() {
+		l.mu.Unlock()
+		<-l.done
+		return false
+	}
+	l.state = o.state
+	ch, timer := l.ch, l.timer
+	l.mu.Unlock()
+	if timer != nil {
+		timer.Stop()
+	}
+	// A target says so before its fence, because the writer's stopping may be what the fence waits for; a source after it,
+	// because its word means that nothing of it is on its way any more.
+	if l.dst != nil && o.state != LeaseSettled {
+		l.tellPeer(ch, &o)
+	}
+	began := time.Now()
+	forced := l.fence(ch)
+	if l.src != nil || o.state == LeaseSettled {
+		l.tellPeer(ch, &o)
+	}
+	l.detach(ch)
+	l.account(o, ch, forced, began)
+	kind := o.kind
+	if l.dst != nil && kind == EventRefused {
+		kind = EventEnded
+	}
+	l.client.emit(Event{
+		Kind: kind, State: o.state, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Reason: o.reason, Record: o.record,
+	})
+	close(l.done)
+	return true
+}
+
+// tellPeer sends what the end of the lease means to the peer.
+func (l *lease) tellPeer(ch *channel, o *outcome) {
+	switch {
+	case ch == nil || o.quiet:
+	case o.state == LeaseSettled:
+		ch.out.send(finishFrame(newFrame(frameSettled, roleTarget, l.wireID(), 0)))
+	case o.kind == EventRefused:
+		ch.out.send(reasonFrame(frameRefused, roleTarget, l.wireID(), o.reason))
+	default:
+		ch.out.send(revokeFrame(l.role(), l.wireID(), o.state, o.reason))
+	}
+}
+
+// fence returns when no byte lands in the lease's blocks and none is read from them any more. Where every touch is guarded
+// that takes as long as one system call or one copied piece. Where the network card touches memory by itself, the peer
+// is given FenceGrace to stop by agreement; then the lanes are aborted.
+func (l *lease) fence(ch *channel) (forced bool) {
+	l.guard.shut()
+	link := ch.currentLink()
+	if link == nil || !link.OneSided() {
+		<-l.guard.drained
+		return false
+	}
+	t := time.NewTimer(l.e.cfg.FenceGrace)
+	defer t.Stop()
+	select {
+	case <-l.guard.drained:
+		return false
+	case <-t.C:
+	}
+	ch.force(l, link)
+	<-l.guard.drained
+	return true
+}
+
+func (l *lease) detach(ch *channel) {
+	if ch != nil {
+		ch.drop(l)
+	}
+	if l.dst != nil {
+		l.dst.giveBack()
+	}
+	l.client.drop(l)
+	l.e.leases.Add(-1)
+}
+
+func (l *lease) account(o outcome, ch *channel, forced bool, began time.Time) {
+	t := &l.e.totals
+	switch o.state {
+	case LeaseSettled:
+		t.settled.Add(1)
+	case LeaseExpired:
+		t.expired.Add(1)
+	default:
+		t.revoked.Add(1)
+	}
+	if forced {
+		t.forced.Add(1)
+	}
+	name := ""
+	if ch != nil {
+		name = ch.transport
+	}
+	l.mu.Lock()
+	bytes := l.bytes
+	l.mu.Unlock()
+	if m := l.e.cfg.Metrics; m != nil {
+		m.Fenced(l.side(), time.Since(began), forced)
+		m.LeaseEnded(l.side(), o.state, name, bytes, time.Since(l.opened))
+	}
+	l.e.log.Debug("lease ended", "lease", l.id, "side", l.side(), "engine", l.client.id, "state", o.state.String(), "reason", o.reason, "bytes", bytes)
+}
+
+// fail ends a lease for a reason that is neither side's wish.
+func (l *lease) fail(format string, args ...any) {
+	l.finish(outcome{state: LeaseRevoked, kind: EventEnded, reason: fmt.Sprintf(format, args...)})
+}

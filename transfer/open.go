@@ -1,0 +1,295 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+)
+
+// dialCall is one attempt to open a channel, shared by all who want it.
+type dialCall struct {
+	done chan struct{}
+	ch   *channel
+	err  error
+}
+
+// channelTo gives a usable channel to a node, opening one if there is none.
+func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, error) {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, ErrClosed
+	}
+	for c := range e.channels {
+		if c.peer.nodeID == node && c.usable() {
+			e.mu.Unlock()
+			return c, nil
+		}
+	}
+	call := e.dials[node]
+	if call == nil {
+		call = &dialCall{done: make(chan struct{})}
+		e.dials[node] = call
+		e.wg.Go(func() {
+			call.ch, call.err = e.open(node, addr)
+			e.mu.Lock()
+			delete(e.dials, node)
+			e.mu.Unlock()
+			close(call.done)
+		})
+	}
+	e.mu.Unlock()
+	select {
+	case <-call.done:
+		return call.ch, call.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// open dials a node over the transports that both ends can use, in the order of preference.
+func (e *Engine) open(node, addr string) (*channel, error) {
+	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DialTimeout)
+	defer cancel()
+	self := node == e.cfg.NodeID
+	var tried []error
+	for _, t := range e.usable {
+		if t.Local() && !self {
+			continue
+		}
+		why := fmt.Sprintf("first usable of %v at both ends", e.names)
+		if t.Local() {
+			why = "both engines are attached to this daemon"
+		} else if self && addr == "" {
+			addr = e.DataAddr()
+		}
+		if len(tried) > 0 {
+			why += fmt.Sprintf("; before it: %v", errors.Join(tried...))
+		}
+		c, err := e.openOver(ctx, t, node, addr, why)
+		if err == nil {
+			return c, nil
+		}
+		tried = append(tried, fmt.Errorf("open %s channel to %s at %s: %w", t.Name(), node, addr, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if len(tried) == 0 {
+		return nil, fmt.Errorf("open channel to %s: no transport of this daemon reaches it: %s", node, e.transportWords())
+	}
+	return nil, errors.Join(tried...)
+}
+
+func (e *Engine) openOver(ctx context.Context, t Transport, node, addr, why string) (*channel, error) {
+	var id [16]byte
+	rand.Read(id[:])
+	conn, err := e.dialControl(ctx, t.Local(), addr)
+	if err != nil {
+		return nil, err
+	}
+	var peer identity
+	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() (err error) {
+		peer, err = dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindControl, 0, id)
+		return err
+	})
+	if err == nil && peer.nodeID != node {
+		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.nodeID)
+	}
+	if err == nil && !slices.Contains(peer.transports, t.Name()) {
+		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.transports)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	c := e.newChannel(conn, id, peer, addr, true, t.Local())
+	c.transport, c.why = t.Name(), why
+	if err := e.remember(c); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	c.run()
+	if err := c.openLanes(ctx, t, e.cfg.Lanes); err != nil {
+		c.close(err)
+		return nil, err
+	}
+	c.setReady()
+	c.ping()
+	e.totals.opened.Add(1)
+	e.log.Info("channel is open", "peer", node, "addr", addr, "transport", t.Name(), "why", why, "lanes", c.lanes.n)
+	return c, nil
+}
+
+// openLanes is the dialling end's set-up.
+func (c *channel) openLanes(ctx context.Context, t Transport, lanes int) error {
+	c.out.send(openMsg{transport: t.Name(), lanes: uint32(lanes)}.frame())
+	link, err := t.Dial(ctx, c.setupFor(lanes))
+	if err != nil {
+		return fmt.Errorf("set up lanes: %w", err)
+	}
+	m, err := await(ctx, c, c.setup.opened)
+	if err == nil && m.lanes != uint32(lanes) {
+		err = fmt.Errorf("%w: the peer refused: %s", ErrHandshake, m.reason)
+	}
+	if err != nil {
+		link.Close()
+		return err
+	}
+	return c.use(link, lanes)
+}
+
+// dialControl connects to a peer, or makes a pipe to this daemon itself.
+func (e *Engine) dialControl(ctx context.Context, local bool, addr string) (net.Conn, error) {
+	if local {
+		near, far := net.Pipe()
+		e.wg.Go(func() { e.serve(far, true) })
+		return near, nil
+	}
+	if addr == "" {
+		return nil, errors.New("the peer's address is not known")
+	}
+	return e.cfg.Dial(ctx, addr)
+}
+
+// dialLane opens one authenticated byte stream of a channel.
+func (e *Engine) dialLane(ctx context.Context, c *channel, lane int) (net.Conn, error) {
+	conn, err := e.dialControl(ctx, c.local, c.addr)
+	if err != nil {
+		return nil, err
+	}
+	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() error {
+		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindLane, uint16(lane), c.id)
+		if err == nil && (peer.nodeID != c.peer.nodeID || peer.epoch != c.peer.epoch) {
+			err = fmt.Errorf("%w: another daemon answers there by now", ErrHandshake)
+		}
+		return err
+	})
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("dial lane %d: %w", lane, err)
+	}
+	return conn, nil
+}
+
+// accept serves the listener.
+func (e *Engine) accept(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if e.ctx.Err() != nil {
+				return
+			}
+			if ne, ok := err.(net.Error); !ok || !ne.Timeout() {
+				e.log.Error("accept data connection", "error", err)
+			}
+			select { // out of descriptors, perhaps: some will be closed
+			case <-time.After(50 * time.Millisecond):
+				continue
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		e.wg.Go(func() { e.serve(conn, false) })
+	}
+}
+
+// serve takes an incoming connection through the handshake and makes it a channel, or a lane of one.
+func (e *Engine) serve(conn net.Conn, local bool) {
+	full := !offer(e.handshakes, struct{}{})
+	var c *channel
+	var h *hello
+	err := withDeadline(e.ctx, conn, e.cfg.DialTimeout, func() (err error) {
+		h, err = acceptHandshake(conn, e.cfg.ClusterKey, e.identity(), full, func(h *hello) (status uint16) {
+			if h.kind == kindLane {
+				c, status = e.expectLane(h)
+				return status
+			}
+			c = e.newChannel(conn, h.channel, h.from, conn.RemoteAddr().String(), false, local)
+			if e.remember(c) != nil {
+				c = nil
+				return statusFull
+			}
+			return statusOK
+		})
+		return err
+	})
+	if !full {
+		<-e.handshakes
+	}
+	if err != nil {
+		conn.Close()
+		e.totals.handshakes.Add(1)
+		e.log.Warn("refused a data connection", "from", conn.RemoteAddr().String(), "error", err)
+		if c != nil && h == nil && c.conn == conn {
+			c.close(err)
+		}
+		return
+	}
+	if h.kind == kindLane {
+		if !offer(c.setup.streams, laneStream{int(h.lane), conn}) {
+			conn.Close()
+		} else if c.isClosed() { // it may have emptied the queue before
+			c.drainStreams()
+		}
+		return
+	}
+	c.run()
+	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.DialTimeout)
+	defer cancel()
+	if err := c.acceptLanes(ctx); err != nil {
+		c.out.send(openedMsg{reason: err.Error()}.frame())
+		c.close(err)
+	}
+}
+
+// expectLane finds the channel of an incoming lane. Each lane comes once.
+func (e *Engine) expectLane(h *hello) (*channel, uint16) {
+	e.mu.Lock()
+	c := e.accepted[h.channel]
+	e.mu.Unlock()
+	if c == nil || h.from.nodeID != c.peer.nodeID || h.from.epoch != c.peer.epoch {
+		return nil, statusNotExpected
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.setup.seen[h.lane] {
+		return nil, statusNotExpected
+	}
+	c.setup.seen[h.lane] = true
+	return c, statusOK
+}
+
+// acceptLanes is the accepting end's set-up.
+func (c *channel) acceptLanes(ctx context.Context) error {
+	m, err := await(ctx, c, c.setup.open)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(c.e.usable, func(t Transport) bool { return t.Name() == m.transport })
+	if i < 0 || c.e.usable[i].Local() != c.local {
+		return fmt.Errorf("%w: transport %q is not usable here", ErrHandshake, m.transport)
+	}
+	c.mu.Lock()
+	c.transport, c.why = m.transport, "chosen by the dialling end"
+	c.mu.Unlock()
+	link, err := c.e.usable[i].Accept(ctx, c.setupFor(int(m.lanes)))
+	if err != nil {
+		return fmt.Errorf("set up lanes: %w", err)
+	}
+	if err := c.use(link, int(m.lanes)); err != nil {
+		return err
+	}
+	c.out.send(openedMsg{lanes: m.lanes}.frame())
+	return nil
+}
+
+func (c *channel) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}

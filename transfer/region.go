@@ -1,0 +1,119 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Region is memory that an engine lent, mapped into the daemon. It never lies in the Go heap.
+//
+// A page fault beyond the end of a file raises SIGBUS, which would take the daemon and every other engine's transfers
+// along. It cannot happen here: the file is sealed against shrinking before its size is read, and nothing beyond that
+// size is mapped as Bytes. Huge pages are reserved when the region is mapped. What is left, a poisoned page or a
+// cgroup out of memory, gives EFAULT in system calls, and transports that copy in user space turn the fault into an error
+// (debug.SetPanicOnFault).
+type Region struct {
+	id       RegionID
+	layout   Layout
+	mem      []byte // exactly the registered size
+	mapping  []byte
+	readOnly bool
+
+	mu   sync.Mutex
+	lent map[uint32]LeaseID // destination blocks in the hands of a living lease
+}
+
+// ID names the region.
+func (r *Region) ID() RegionID { return r.id }
+
+// Bytes is the region's memory. Only who has entered the guard of one of its leases may touch it.
+func (r *Region) Bytes() []byte { return r.mem }
+
+// openRegion maps fd, which it takes over, also when it fails.
+func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (_ *Region, err error) {
+	defer func() {
+		if cerr := unix.Close(fd); cerr != nil {
+			err = errors.Join(err, fmt.Errorf("close region descriptor: %w", cerr))
+		}
+	}()
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the descriptor is not a memfd made with MFD_ALLOW_SEALING: get seals: %w", ErrRegion, err)
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 {
+		return nil, fmt.Errorf("%w: the memfd may still shrink: add F_SEAL_SHRINK (seals now %#x)", ErrRegion, seals)
+	}
+	if flags&RegionReadOnly == 0 && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) != 0 {
+		return nil, fmt.Errorf("%w: the memfd is sealed against writing: lend it read-only (seals %#x)", ErrRegion, seals)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("%w: stat descriptor: %w", ErrRegion, err)
+	}
+	if size == 0 || size > math.MaxInt64/2 || st.Size < 0 || uint64(st.Size) < size {
+		return nil, fmt.Errorf("%w: %d bytes asked for, the memfd has %d", ErrRegion, size, st.Size)
+	}
+	if err := l.Validate(size); err != nil {
+		return nil, err
+	}
+	prot := unix.PROT_READ | unix.PROT_WRITE
+	if flags&RegionReadOnly != 0 {
+		prot = unix.PROT_READ
+	}
+	page := uint64(max(int64(os.Getpagesize()), int64(st.Blksize))) // of a hugetlb memfd: the huge page
+	mapping, err := unix.Mmap(fd, 0, int((size+page-1)/page*page), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("%w: map %d bytes: %w", ErrRegion, size, err)
+	}
+	r := &Region{id: id, layout: l, mem: mapping[:size:size], mapping: mapping, readOnly: flags&RegionReadOnly != 0, lent: make(map[uint32]LeaseID)}
+	if flags&RegionPopulate != 0 {
+		advice := unix.MADV_POPULATE_WRITE
+		if r.readOnly {
+			advice = unix.MADV_POPULATE_READ
+		}
+		_ = unix.Madvise(mapping, advice) // since Linux 5.14; without it the first transfers fault the pages in
+	}
+	return r, nil
+}
+
+// close unmaps the region. All of its leases must be fenced.
+func (r *Region) close() error {
+	if r.mapping == nil {
+		return nil
+	}
+	err := unix.Munmap(r.mapping)
+	r.mapping, r.mem = nil, nil
+	return err
+}
+
+// lend marks destination blocks as a lease's own: two leases that write one block are an engine's mistake.
+func (r *Region) lend(id LeaseID, blocks []uint32) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, b := range blocks {
+		if other, taken := r.lent[b]; taken {
+			for _, undo := range blocks[:i] {
+				delete(r.lent, undo)
+			}
+			if other == id {
+				return fmt.Errorf("%w: block %d is listed twice", ErrInvalid, b)
+			}
+			return fmt.Errorf("%w: block %d is bound by lease %d", ErrInvalid, b, other)
+		}
+		r.lent[b] = id
+	}
+	return nil
+}
+
+func (r *Region) giveBack(blocks []uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, b := range blocks {
+		delete(r.lent, b)
+	}
+}

@@ -1,0 +1,437 @@
+package transfer
+
+import (
+	"fmt"
+	"math"
+)
+
+// sourceLease is P's side: what was pushed, what is on its way, what landed.
+type sourceLease struct {
+	lease
+	blocks []uint32 // source block ids of the request
+	meta   []byte
+
+	// All below is guarded by lease.mu.
+	target    LeaseID // D's id of the lease, since bound
+	epoch     uint64  // of D's daemon
+	dstBlocks []uint32
+	early     []*push // pushed before the lease was bound
+	queue     []work
+	retry     []Piece // of lanes that failed
+	flying    map[uint32]*flight
+	pushes    int // not landed
+	nextPiece uint32
+	posted    bitmap // pieces handed to a lane and done
+	laneSent  map[int]uint64
+	record    []byte
+	handoff   handoffState
+}
+
+type handoffState uint8
+
+const (
+	handoffNone handoffState = iota
+	handoffGiven
+	handoffSent
+)
+
+// push is one call of Push.
+type push struct {
+	seq   uint64
+	units []Unit
+	left  uint64 // bytes that have not landed
+}
+
+// work is the rest of one unit range of a push.
+type work struct {
+	Unit
+	part uint32
+	push *push
+}
+
+// flight is a piece that was given to a lane.
+type flight struct {
+	piece Piece
+	lane  int
+	push  *push
+	done  bool // the lane reads its source no more
+}
+
+// push queues units. The caller has checked that the lease lives.
+func (l *sourceLease) push(units []Unit, seq uint64) error {
+	limits := &l.e.cfg.Limits
+	if len(units) == 0 || len(units) > limits.UnitsPerPush {
+		return fmt.Errorf("%w: %d unit ranges in one push, need 1 to %d", ErrInvalid, len(units), limits.UnitsPerPush)
+	}
+	blocks := uint32(len(l.blocks))
+	for _, u := range units {
+		if u.Layer >= l.region.layout.Layers || u.Count == 0 || u.First >= blocks || u.Count > blocks-u.First {
+			return fmt.Errorf("%w: units %d+%d of layer %d, the request has %d blocks and %d layers", ErrInvalid, u.First, u.Count, u.Layer, blocks, l.region.layout.Layers)
+		}
+	}
+	l.mu.Lock()
+	if !l.living() {
+		l.mu.Unlock()
+		return ErrLeaseEnded
+	}
+	if l.pushes >= limits.PushesPerLease {
+		l.mu.Unlock()
+		return fmt.Errorf("%w: %d pushes of this lease have not landed", ErrLimit, l.pushes)
+	}
+	l.pushes++
+	p := &push{seq: seq, units: append([]Unit(nil), units...)}
+	ch := l.ch
+	if l.state == LeaseOpen {
+		l.early = append(l.early, p)
+		l.mu.Unlock()
+		return nil
+	}
+	more := l.enqueue(p)
+	l.mu.Unlock()
+	if more {
+		ch.lanes.push(l)
+	}
+	return nil
+}
+
+// enqueue turns a push into work, less what is not wanted, and reports whether there is any. l.mu is held, the lease bound.
+func (l *sourceLease) enqueue(p *push) bool {
+	g := &l.geom
+	for _, u := range p.units {
+		if end := u.First + u.Count; u.First < g.first {
+			u.First = min(g.first, end)
+			u.Count = end - u.First
+		}
+		if u.Count == 0 {
+			continue
+		}
+		for b := u.First; b < u.First+u.Count; b++ {
+			p.left += g.unitBytes(b)
+		}
+		l.queue = append(l.queue, work{Unit: u, push: p})
+	}
+	p.units = nil
+	if p.left == 0 {
+		l.landedPush(p)
+		return false
+	}
+	l.ch.backlog.Add(int64(p.left))
+	return true
+}
+
+// landedPush tells the client that a whole push landed. l.mu is held, so that it comes before the lease's end.
+func (l *sourceLease) landedPush(p *push) {
+	l.pushes--
+	l.client.emit(Event{Kind: EventPushed, State: l.state, Lease: l.id, Nonce: l.ticket.Nonce, Seq: p.seq})
+}
+
+// take gives the next piece for a lane, nil if there is none, and whether there is more after it.
+func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
+	l.mu.Lock()
+	if l.state != LeaseBound {
+		l.mu.Unlock()
+		return false, false
+	}
+	f := &flight{lane: lane}
+	switch {
+	case len(l.retry) > 0:
+		f.piece = l.retry[len(l.retry)-1]
+		l.retry = l.retry[:len(l.retry)-1]
+		f.push = l.flying[f.piece.ID].push // kept since the failed try, with the same piece id
+	case len(l.queue) > 0:
+		f.piece, f.push = l.cut()
+	default:
+		l.mu.Unlock()
+		return false, false
+	}
+	l.flying[f.piece.ID] = f
+	more = len(l.queue)+len(l.retry) > 0
+	l.mu.Unlock()
+	// What follows is fixed since the lease was bound.
+	*w = Write{Piece: f.piece, Src: l.region, Runs: w.Runs[:0], lease: l, lane: lane}
+	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, l.blocks, l.dstBlocks)
+	return true, more
+}
+
+// cut takes the next piece off the queue: as many neighbouring units as fit, or the next part of a large one.
+func (l *sourceLease) cut() (Piece, *push) {
+	g, w := &l.geom, &l.queue[0]
+	p := Piece{Lease: l.target, Epoch: l.epoch, ID: l.nextPiece, Layer: w.Layer, First: w.First, Count: 1, Part: w.part}
+	l.nextPiece++
+	size := g.unitBytes(w.First)
+	if g.parts > 1 {
+		off := uint64(w.part) * PieceMax
+		p.Bytes = uint32(min(PieceMax, size-off))
+		if w.part++; off+uint64(p.Bytes) < size {
+			return p, w.push
+		}
+		w.part = 0
+	} else {
+		goal := uint64(l.e.pieceGoal())
+		for p.Count < w.Count {
+			next := g.unitBytes(w.First + p.Count)
+			if size+next > goal {
+				break
+			}
+			size += next
+			p.Count++
+		}
+		p.Bytes = uint32(size)
+	}
+	w.First += p.Count
+	w.Count -= p.Count
+	pushed := w.push
+	if w.Count == 0 {
+		l.queue[0] = work{}
+		if l.queue = l.queue[1:]; len(l.queue) == 0 {
+			l.queue = nil
+		}
+	}
+	return p, pushed
+}
+
+// each calls f with the landing bit of everything a piece carries.
+func (g *geometry) each(p *Piece, f func(bit uint64)) {
+	for b := p.First; b < p.First+p.Count; b++ {
+		f(g.bit(p.Layer, b, p.Part))
+	}
+}
+
+// posted notes that a lane is done with a piece: it was sent whole, or err says why not.
+func (l *sourceLease) writeDone(p *Piece, lane int, err error) {
+	l.mu.Lock()
+	f := l.flying[p.ID]
+	if l.state != LeaseBound || f == nil || f.lane != lane || f.done {
+		l.mu.Unlock()
+		return
+	}
+	ch := l.ch
+	if err != nil || ch.lanes.dead(lane) {
+		l.again(f)
+		l.mu.Unlock()
+		ch.lanes.push(l)
+		return
+	}
+	f.done = true
+	l.laneSent[lane]++
+	l.geom.each(p, func(bit uint64) { l.posted.set(bit) })
+	if f.push == nil { // its landing was told before the lane was through with it
+		delete(l.flying, p.ID)
+	}
+	l.handOver()
+	l.mu.Unlock()
+	ch.sent.Add(uint64(p.Bytes))
+	l.e.totals.sent.Add(uint64(p.Bytes))
+}
+
+// again queues a piece that a failed lane may have lost. l.mu is held.
+func (l *sourceLease) again(f *flight) {
+	if f.push == nil { // it landed all the same
+		l.geom.each(&f.piece, func(bit uint64) { l.posted.set(bit) })
+		delete(l.flying, f.piece.ID)
+		l.handOver()
+		return
+	}
+	f.done, f.lane = false, -1
+	l.geom.each(&f.piece, func(bit uint64) { l.posted.clear(bit) })
+	l.retry = append(l.retry, f.piece)
+	if l.handoff == handoffSent {
+		l.handoff = handoffGiven
+	}
+}
+
+// laneDown requeues what a dead lane carried and nobody has seen land.
+func (l *sourceLease) laneDown(lane int) {
+	l.mu.Lock()
+	if l.state != LeaseBound {
+		l.mu.Unlock()
+		return
+	}
+	for _, f := range l.flying {
+		if f.lane == lane && f.done {
+			l.again(f)
+		}
+	}
+	if l.handoff == handoffSent { // the counts are to say that the lane failed
+		l.handoff = handoffGiven
+		l.handOver()
+	}
+	ch, more := l.ch, len(l.retry) > 0
+	l.mu.Unlock()
+	if more {
+		ch.lanes.push(l)
+	}
+}
+
+// landed counts pieces that the peer says have landed.
+func (l *sourceLease) landed(ids []uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != LeaseBound {
+		return
+	}
+	for _, id := range ids {
+		f := l.flying[id]
+		if f == nil || f.push == nil {
+			continue
+		}
+		n := uint64(f.piece.Bytes)
+		l.ch.backlog.Add(-int64(n))
+		l.bytes += n
+		p := f.push
+		f.push = nil
+		if f.lane < 0 {
+			l.forget(id)
+		} else if f.done {
+			delete(l.flying, id)
+		}
+		if p.left -= n; p.left == 0 {
+			l.landedPush(p)
+		}
+	}
+	l.handOver()
+}
+
+// forget takes a piece that landed after all off the retry list.
+func (l *sourceLease) forget(id uint32) {
+	for i := range l.retry {
+		if l.retry[i].ID == id {
+			l.geom.each(&l.retry[i], func(bit uint64) { l.posted.set(bit) })
+			l.retry = append(l.retry[:i], l.retry[i+1:]...)
+			break
+		}
+	}
+	delete(l.flying, id)
+}
+
+// handOver sends the record when every wanted unit was sent. l.mu is held.
+func (l *sourceLease) handOver() {
+	if l.handoff != handoffGiven || l.state != LeaseBound || l.posted.n != l.geom.wanted() || len(l.retry) > 0 {
+		return
+	}
+	for _, f := range l.flying {
+		if !f.done {
+			return
+		}
+	}
+	l.handoff = handoffSent
+	m := handoffMsg{record: l.record}
+	for lane, n := range l.laneSent {
+		c := laneCount{lane: uint32(lane), pieces: n}
+		if l.ch.lanes.dead(lane) {
+			c.failed = 1
+		}
+		m.lanes = append(m.lanes, c)
+	}
+	l.ch.out.send(m.frame(l.id))
+}
+
+func (l *sourceLease) giveHandoff(record []byte) error {
+	if len(record) > l.e.cfg.Limits.RecordBytes {
+		return fmt.Errorf("%w: record of %d bytes, at most %d", ErrLimit, len(record), l.e.cfg.Limits.RecordBytes)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.living() {
+		return ErrLeaseEnded
+	}
+	if l.handoff != handoffNone {
+		return fmt.Errorf("%w: the lease has its record already", ErrInvalid)
+	}
+	l.record = append([]byte(nil), record...)
+	l.handoff = handoffGiven
+	l.handOver()
+	return nil
+}
+
+// bound takes D's answer. An error means that D's daemon speaks nonsense, or cannot be copied to.
+func (l *sourceLease) bound(m *boundMsg) error {
+	if err := m.layout.Validate(math.MaxInt64); err != nil {
+		return err
+	}
+	plan, err := PlanCopy(l.region.layout, m.layout)
+	if err != nil {
+		return err
+	}
+	if m.firstToken > l.tokens || m.target == 0 {
+		return fmt.Errorf("%w: first token %d of %d", ErrProtocol, m.firstToken, l.tokens)
+	}
+	if uint64(len(m.blocks)) < uint64(blocksOf(l.tokens, m.layout.BlockTokens)) {
+		return fmt.Errorf("%w: %d blocks of %d tokens for %d tokens", ErrProtocol, len(m.blocks), m.layout.BlockTokens, l.tokens)
+	}
+	for _, b := range m.blocks[m.firstToken/m.layout.BlockTokens:] {
+		if b >= m.layout.Blocks {
+			return fmt.Errorf("%w: block %d of %d", ErrProtocol, b, m.layout.Blocks)
+		}
+	}
+	g, err := newGeometry(plan, l.tokens, m.firstToken, l.e.cfg.Limits.PiecesPerLease)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	if l.state != LeaseOpen {
+		again := l.state == LeaseBound
+		l.mu.Unlock()
+		if again {
+			return fmt.Errorf("%w: bound twice", ErrProtocol)
+		}
+		return nil
+	}
+	l.state = LeaseBound
+	l.geom, l.target, l.epoch, l.dstBlocks = g, m.target, m.epoch, m.blocks
+	l.posted = newBitmap(g.bits())
+	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layout: m.layout})
+	more := false
+	for _, p := range l.early {
+		more = l.enqueue(p) || more
+	}
+	l.early = nil
+	l.handOver()
+	ch := l.ch
+	l.mu.Unlock()
+	if more {
+		ch.lanes.push(l)
+	}
+	return nil
+}
+
+// settled takes D's word that everything arrived.
+func (l *sourceLease) settled() {
+	l.mu.Lock()
+	sent := l.state == LeaseBound && l.handoff == handoffSent
+	if sent {
+		for id, f := range l.flying { // acknowledgements that are still on their way say nothing new
+			if f.push != nil {
+				n := uint64(f.piece.Bytes)
+				l.ch.backlog.Add(-int64(n))
+				l.bytes += n
+				if f.push.left -= n; f.push.left == 0 {
+					l.landedPush(f.push)
+				}
+			}
+			delete(l.flying, id)
+		}
+	}
+	l.mu.Unlock()
+	if sent {
+		l.finish(outcome{state: LeaseSettled, kind: EventSettled, quiet: true})
+	}
+}
+
+// unsent is what the lease adds to its channel's backlog. l.mu is held.
+func (l *sourceLease) unsent() (n uint64) {
+	for _, f := range l.flying {
+		if f.push != nil {
+			n += uint64(f.piece.Bytes)
+		}
+	}
+	for i, w := range l.queue {
+		for b := w.First; b < w.First+w.Count; b++ {
+			n += l.geom.unitBytes(b)
+		}
+		if i == 0 {
+			n -= uint64(w.part) * PieceMax
+		}
+	}
+	return n
+}

@@ -1,0 +1,96 @@
+package transfer
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Status is a snapshot.
+func (e *Engine) Status() Status {
+	t := &e.totals
+	s := Status{
+		NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, DataAddr: e.DataAddr(), RateLimitBps: e.rate.get(), Tickets: e.book.len(),
+		Transports: slices.Clone(e.refused), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
+		Totals: Totals{
+			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),
+			LeasesPresented: t.presented.Load(), LeasesSettled: t.settled.Load(), LeasesRevoked: t.revoked.Load(), LeasesExpired: t.expired.Load(),
+			TicketsRefused: t.refused.Load(), ChannelsOpened: t.opened.Load(), ChannelsDied: t.died.Load(), HandshakesFailed: t.handshakes.Load(),
+			FencesForced: t.forced.Load(),
+		},
+	}
+	e.mu.Lock()
+	clients := make([]*Client, 0, len(e.clients))
+	for _, c := range e.clients {
+		clients = append(clients, c)
+	}
+	channels := make([]*channel, 0, len(e.channels))
+	for c := range e.channels {
+		channels = append(channels, c)
+	}
+	e.mu.Unlock()
+	for _, c := range clients {
+		cs, leases := c.status()
+		s.Engines = append(s.Engines, cs)
+		for _, l := range leases {
+			s.Leases = append(s.Leases, l.status())
+		}
+	}
+	for _, c := range channels {
+		s.Channels = append(s.Channels, c.status())
+	}
+	slices.SortFunc(s.Engines, func(a, b ClientStatus) int { return cmp.Compare(a.EngineID, b.EngineID) })
+	slices.SortFunc(s.Leases, func(a, b LeaseStatus) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(s.Channels, func(a, b ChannelStatus) int {
+		return cmp.Or(cmp.Compare(a.PeerNode, b.PeerNode), a.Since.Compare(b.Since))
+	})
+	return s
+}
+
+func (c *Client) status() (ClientStatus, []*lease) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := ClientStatus{EngineID: c.id, Leases: len(c.leases), Regions: []RegionStatus{}}
+	for _, r := range c.regions {
+		s.Regions = append(s.Regions, RegionStatus{ID: r.id, Bytes: uint64(len(r.mem)), Blocks: r.layout.Blocks, Layers: r.layout.Layers})
+	}
+	slices.SortFunc(s.Regions, func(a, b RegionStatus) int { return cmp.Compare(a.ID, b.ID) })
+	leases := make([]*lease, 0, len(c.leases))
+	for _, l := range c.leases {
+		leases = append(leases, l)
+	}
+	return s, leases
+}
+
+func (l *lease) status() LeaseStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := LeaseStatus{ID: l.id, Side: l.side(), State: l.state.String(), Engine: l.client.id, Tokens: l.tokens, Deadline: l.ticket.Deadline}
+	s.PeerNode = l.ticket.PNode
+	if l.src != nil {
+		s.PeerNode = l.ticket.DNode
+	}
+	if l.geom.plan != nil {
+		s.UnitsWanted = l.geom.wanted()
+		if l.src != nil {
+			s.UnitsDone = l.src.posted.n
+		} else {
+			s.UnitsDone = l.dst.landed.n
+		}
+	}
+	return s
+}
+
+func (c *channel) status() ChannelStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := ChannelStatus{
+		PeerNode: c.peer.nodeID, PeerAddr: c.addr, Dialled: c.dialled, Transport: c.transport, Why: c.why, Lanes: c.lanes.n,
+		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
+		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(),
+	}
+	s.SentBps, s.LandedBps = c.rates.get()
+	if c.reason != nil {
+		s.LastError = c.reason.Error()
+	}
+	return s
+}

@@ -1,0 +1,351 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/headrace/headrace/transfer"
+)
+
+// lane is one TCP connection. One goroutine at a time sends (the engine's lane loop), another one receives.
+type lane struct {
+	index int
+	conn  *net.TCPConn
+	raw   syscall.RawConn
+	setup *transfer.Setup
+	quiet atomic.Bool // nobody wants to hear of the end
+	out   sender
+	in    receiver
+}
+
+// scratchSize is the unit in which a fenced piece is padded or thrown away.
+const scratchSize = 256 << 10
+
+// zeros pads pieces that were fenced while they were sent. Nobody writes it.
+var zeros [scratchSize]byte
+
+func newLane(s *transfer.Setup, index int, conn *net.TCPConn, raw syscall.RawConn) *lane {
+	l := &lane{index: index, conn: conn, raw: raw, setup: s}
+	l.out.step = l.out.write
+	l.in.step = l.in.read
+	return l
+}
+
+func (l *lane) fail(err error) {
+	if l.quiet.Swap(true) {
+		l.conn.Close()
+		return
+	}
+	l.conn.Close()
+	l.setup.LaneDown(l.index, err)
+}
+
+// iovec is the kernel's struct iovec. Its base is a number, not a pointer: it mostly points into lent memory, which the
+// garbage collector must not look at, and which may be unmapped while a stale one still lies about. What points into
+// the Go heap is kept alive by the lane.
+type iovec struct {
+	base uintptr
+	len  uint64
+}
+
+const iovMax = 1024 // UIO_MAXIOV
+
+// vector is a list of iovecs that is consumed from the front.
+type vector struct {
+	all  []iovec
+	next int
+}
+
+func (v *vector) reset() { v.all, v.next = v.all[:0], 0 }
+
+// add appends n bytes at base, joined with the last ones where they touch.
+func (v *vector) add(base uintptr, n uint64) {
+	if k := len(v.all); k > v.next {
+		if last := &v.all[k-1]; last.base+uintptr(last.len) == base {
+			last.len += n
+			return
+		}
+	}
+	v.all = append(v.all, iovec{base, n})
+}
+
+// addApart appends n bytes that must stay an iovec of their own.
+func (v *vector) addApart(b []byte) {
+	v.all = append(v.all, iovec{uintptr(unsafe.Pointer(unsafe.SliceData(b))), uint64(len(b))})
+}
+
+func (v *vector) advance(n uint64) {
+	for n > 0 {
+		x := &v.all[v.next]
+		if n < x.len {
+			x.base += uintptr(n)
+			x.len -= n
+			return
+		}
+		n -= x.len
+		v.next++
+	}
+}
+
+func (v *vector) empty() bool { return v.next == len(v.all) }
+
+// call runs readv or writev on the front of the vector.
+func (v *vector) call(trap, fd uintptr) (uint64, syscall.Errno) {
+	count := min(len(v.all)-v.next, iovMax)
+	for {
+		n, _, errno := syscall.Syscall(trap, fd, uintptr(unsafe.Pointer(&v.all[v.next])), uintptr(count))
+		if errno != unix.EINTR {
+			return uint64(n), errno
+		}
+	}
+}
+
+// sender is the state of the piece being sent.
+type sender struct {
+	step    func(fd uintptr) bool // write, bound once
+	w       *transfer.Write
+	vec     vector
+	left    uint64 // payload bytes not written
+	head    uint64 // header bytes not written
+	padding bool   // fenced: the rest is zeros
+	err     error
+	header  [transfer.DataHeaderSize]byte
+	trailer [transfer.DataTrailerSize]byte
+}
+
+// send writes one piece: header, payload straight from the source, trailer. If the lease is fenced before the first byte,
+// nothing is written; if later, the rest of the payload is zeros and the trailer says so.
+func (l *lane) send(w *transfer.Write) error {
+	o := &l.out
+	if !w.Enter() {
+		return transfer.ErrFenced
+	}
+	w.Piece.PutHeader(&o.header)
+	transfer.PutTrailer(&o.trailer, true)
+	o.w, o.padding, o.err = w, false, nil
+	o.left, o.head = uint64(w.Piece.Bytes), uint64(len(o.header))
+	o.vec.reset()
+	o.vec.addApart(o.header[:])
+	mem := w.Src.Bytes()
+	base := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+	for i := range w.Runs {
+		r := &w.Runs[i]
+		_ = mem[r.Src : r.Src+r.Len] // the plan keeps to the layout, and the layout to the region
+		o.vec.add(base+uintptr(r.Src), r.Len)
+	}
+	o.vec.addApart(o.trailer[:])
+	w.Leave()
+	if err := l.raw.Write(o.step); err != nil && o.err == nil {
+		o.err = err
+	}
+	runtime.KeepAlive(l)
+	o.w = nil
+	if o.err == nil && o.padding {
+		return transfer.ErrFenced
+	}
+	if o.err != nil && !errors.Is(o.err, transfer.ErrFenced) {
+		return fmt.Errorf("send piece on lane %d: %w", l.index, o.err)
+	}
+	return o.err
+}
+
+// write is called with the descriptor when it may be writable; false asks to be called again when it is.
+func (o *sender) write(fd uintptr) bool {
+	for !o.vec.empty() {
+		guarded := o.left > 0 && !o.padding
+		if guarded && !o.w.Enter() {
+			if o.head == uint64(len(o.header)) {
+				o.err = transfer.ErrFenced // not a byte was written: the lane can go on
+				return true
+			}
+			o.pad()
+			continue
+		}
+		n, errno := o.vec.call(unix.SYS_WRITEV, fd)
+		if guarded {
+			o.w.Leave()
+		}
+		switch errno {
+		case 0:
+			o.vec.advance(n)
+			h := min(n, o.head)
+			o.head -= h
+			o.left -= min(n-h, o.left)
+		case unix.EAGAIN:
+			return false
+		default:
+			o.err = errno
+			return true
+		}
+	}
+	return true
+}
+
+// pad replaces what is left of the payload by zeros.
+func (o *sender) pad() {
+	o.padding = true
+	transfer.PutTrailer(&o.trailer, false)
+	headLeft := o.header[uint64(len(o.header))-o.head:]
+	o.vec.reset()
+	if len(headLeft) > 0 {
+		o.vec.addApart(headLeft)
+	}
+	for left := o.left; left > 0; {
+		n := min(left, scratchSize)
+		o.vec.addApart(zeros[:n])
+		left -= n
+	}
+	o.vec.addApart(o.trailer[:])
+}
+
+// receiver is the state of the piece being received.
+type receiver struct {
+	step    func(fd uintptr) bool // read, bound once
+	x       transfer.Landing
+	vec     vector
+	left    uint64 // payload bytes not read
+	tailGot int    // bytes of tail read
+	need    int    // bytes of tail that must be read
+	landing bool   // payload goes into blocks; else into scratch
+	err     error
+	// tail takes the trailer, and what has come of the next header: one system call less.
+	tail    [transfer.DataTrailerSize + transfer.DataHeaderSize]byte
+	scratch []byte
+}
+
+// receive takes pieces until the connection ends.
+func (l *lane) receive() {
+	in := &l.in
+	in.scratch = make([]byte, scratchSize)
+	const trailer = transfer.DataTrailerSize
+	in.tailGot = trailer // as if a trailer had just been read
+	for {
+		// The next header lies, in part, behind the last trailer.
+		var header [transfer.DataHeaderSize]byte
+		in.left, in.need, in.landing = 0, len(in.tail), false
+		if err := l.fill(); err != nil {
+			l.fail(err)
+			return
+		}
+		copy(header[:], in.tail[trailer:])
+		p, err := transfer.ParseHeader(&header)
+		if err == nil {
+			err = l.setup.Target.Begin(l.index, p, &in.x)
+		}
+		if err != nil {
+			l.fail(fmt.Errorf("receive on lane %d: %w", l.index, err))
+			return
+		}
+		whole, err := l.payload(&p)
+		if err != nil {
+			in.x.End(false)
+			l.fail(err)
+			return
+		}
+		in.x.End(whole)
+	}
+}
+
+// payload reads a piece's payload and trailer; whole says that every byte is in its block.
+func (l *lane) payload(p *transfer.Piece) (whole bool, err error) {
+	in := &l.in
+	in.left, in.tailGot, in.need = uint64(p.Bytes), 0, transfer.DataTrailerSize
+	in.landing = !in.x.Discard()
+	if in.landing {
+		l.setup.Pauses.Wait(transfer.PauseReadFrame, in.x.Stop())
+		in.landing = in.x.Enter()
+	}
+	in.vec.reset()
+	if in.landing {
+		mem := in.x.Dst.Bytes()
+		base := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+		for i := range in.x.Runs {
+			r := &in.x.Runs[i]
+			_ = mem[r.Dst : r.Dst+r.Len] // the plan keeps to the layout, and the layout to the region
+			in.vec.add(base+uintptr(r.Dst), r.Len)
+		}
+		in.x.Leave()
+		in.vec.addApart(in.tail[:])
+	} else {
+		in.discard()
+	}
+	if err := l.fill(); err != nil {
+		return false, err
+	}
+	var trailer [transfer.DataTrailerSize]byte
+	copy(trailer[:], in.tail[:])
+	sent, err := transfer.ParseTrailer(&trailer)
+	return sent && in.landing, err
+}
+
+// discard sends what is left of the payload to scratch.
+func (in *receiver) discard() {
+	in.landing = false
+	in.vec.reset()
+	for left := in.left; left > 0; {
+		n := min(left, scratchSize)
+		in.vec.addApart(in.scratch[:n])
+		left -= n
+	}
+	in.vec.addApart(in.tail[in.tailGot:])
+}
+
+// fill reads until the payload is complete and the tail holds what is needed.
+func (l *lane) fill() error {
+	in := &l.in
+	if in.left == 0 && in.tailGot >= in.need {
+		return nil
+	}
+	if in.left == 0 {
+		in.vec.reset()
+		in.vec.addApart(in.tail[in.tailGot:])
+	}
+	in.err = nil
+	err := l.raw.Read(in.step)
+	runtime.KeepAlive(l)
+	if in.err != nil {
+		err = in.err
+	}
+	if err != nil {
+		return fmt.Errorf("receive on lane %d: %w", l.index, err)
+	}
+	return nil
+}
+
+// read is called with the descriptor when it may be readable; false asks to be called again when it is.
+func (in *receiver) read(fd uintptr) bool {
+	for in.left > 0 || in.tailGot < in.need {
+		guarded := in.landing && in.left > 0
+		if guarded && !in.x.Enter() {
+			in.discard()
+			continue
+		}
+		n, errno := in.vec.call(unix.SYS_READV, fd)
+		if guarded {
+			in.x.Leave()
+		}
+		switch {
+		case errno == unix.EAGAIN:
+			return false
+		case errno != 0:
+			in.err = errno
+			return true
+		case n == 0:
+			in.err = io.ErrUnexpectedEOF
+			return true
+		}
+		in.vec.advance(n)
+		p := min(n, in.left)
+		in.left -= p
+		in.tailGot += int(n - p)
+	}
+	return true
+}

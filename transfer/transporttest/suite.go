@@ -1,0 +1,680 @@
+package transporttest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// Factory makes the transport under test.
+type Factory struct {
+	New     func() transfer.Transport // one for each daemon
+	Local   bool                      // joins a daemon with itself
+	Network *Network                  // nil: real TCP on 127.0.0.1
+	// ReadPause is the pause point that the transport passes before it writes into blocks, "" if it has none.
+	ReadPause string
+}
+
+// Run runs the conformance suite.
+func Run(t *testing.T, f Factory) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Factory)
+	}{
+		{"Settles", testSettles}, {"PartialAndPrefix", testPartialAndPrefix}, {"Layouts", testLayouts}, {"LargeUnits", testLargeUnits},
+		{"NothingWanted", testNothingWanted}, {"PushBeforeBound", testPushBeforeBound}, {"ManyLeases", testManyLeases},
+		{"Refuse", testRefuse}, {"WrongTickets", testWrongTickets}, {"Replay", testReplay}, {"BadRequests", testBadRequests},
+		{"Expires", testExpires}, {"ClientCloses", testClientCloses}, {"RegionRemoved", testRegionRemoved}, {"EngineCloses", testEngineCloses},
+		{"RevokeHeldAtPause", testRevokeHeldAtPause}, {"RateLimit", testRateLimit}, {"Status", testStatus}, {"Canary", testCanary},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
+	}
+}
+
+// Request is one lease under test.
+type Request struct {
+	Pair       *Pair
+	Ticket     ticket.Ticket
+	Raw        []byte
+	Tokens     uint32
+	FirstToken uint32
+	Src, Dst   []uint32
+	PLease     transfer.LeaseID
+	DLease     transfer.LeaseID
+	salt       byte
+}
+
+// NewRequest picks blocks at random and fills the source with bytes below 0x80 and the destination with 0x80.
+func (p *Pair) NewRequest(r *rand.Rand, tokens, firstToken uint32, life time.Duration) *Request {
+	q := &Request{Pair: p, Tokens: tokens, FirstToken: firstToken}
+	q.Ticket, q.Raw = p.Ticket(life)
+	q.Src = pick(r, p.P.Layout, tokens)
+	q.Dst = pick(r, p.D.Layout, tokens)
+	q.FillSource(byte(r.IntN(0x80)))
+	p.D.set(q.Dst, 0x80)
+	return q
+}
+
+func pick(r *rand.Rand, l transfer.Layout, tokens uint32) []uint32 {
+	ids := make([]uint32, (tokens+l.BlockTokens-1)/l.BlockTokens)
+	for i, v := range r.Perm(int(l.Blocks))[:len(ids)] {
+		ids[i] = uint32(v)
+	}
+	return ids
+}
+
+// FillSource writes a pattern below 0x80 that tells places apart.
+func (q *Request) FillSource(salt byte) {
+	q.salt = salt
+	i := 0
+	q.Pair.P.eachBlock(q.Src, func(b []byte) {
+		at := (int(salt)*4099 + i*251) % (len(noise) / 2)
+		for n := 0; n < len(b); {
+			n += copy(b[n:], noise[at:])
+		}
+		i++
+	})
+}
+
+// noise is bytes below 0x80 that do not repeat soon.
+var noise = func() []byte {
+	r := rand.New(rand.NewPCG(3, 5))
+	b := make([]byte, 256<<10)
+	for i := range b {
+		b[i] = byte(r.Uint32()) & 0x7f
+	}
+	return b
+}()
+
+// eachBlock gives the bytes of blocks, layer by layer. The shapes' blocks are contiguous.
+func (s *Side) eachBlock(blocks []uint32, f func([]byte)) {
+	for layer := range s.Layout.Layers {
+		for _, b := range blocks {
+			off := uint64(layer)*s.Layout.LayerStride + uint64(b)*s.Layout.BlockStride
+			f(s.Mem.Bytes[off : off+s.Layout.BlockStride])
+		}
+	}
+}
+
+// set fills blocks with one byte, fast.
+func (s *Side) set(blocks []uint32, v byte) {
+	s.eachBlock(blocks, func(b []byte) {
+		b[0] = v
+		for n := 1; n < len(b); n *= 2 {
+			copy(b[n:], b[:n])
+		}
+	})
+}
+
+// Present presents the ticket.
+func (q *Request) Present(t testing.TB, meta []byte) {
+	t.Helper()
+	id, err := q.Pair.P.Client.Present(transfer.PresentReq{
+		Ticket: q.Raw, Peer: q.Pair.Addr, Region: q.Pair.P.Region, Tokens: q.Tokens, Blocks: q.Src, Meta: meta,
+	})
+	if err != nil {
+		t.Fatalf("present: %v", err)
+	}
+	q.PLease = id
+}
+
+// Bind waits until the ticket is presented and binds it.
+func (q *Request) Bind(t testing.TB) {
+	t.Helper()
+	q.Pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: q.Pair.D.Region, FirstToken: q.FirstToken, Blocks: q.Dst})
+	if err != nil {
+		t.Fatalf("bind: %v", err)
+	}
+	q.DLease = id
+}
+
+// PushAll pushes every layer on its own and gives the record.
+func (q *Request) PushAll(t testing.TB, record []byte) {
+	t.Helper()
+	for layer := range q.Pair.P.Layout.Layers {
+		if err := q.Pair.P.Client.Push(q.PLease, []transfer.Unit{{Layer: layer, First: 0, Count: uint32(len(q.Src))}}, uint64(layer)+1); err != nil {
+			t.Fatalf("push layer %d: %v", layer, err)
+		}
+	}
+	if err := q.Pair.P.Client.Handoff(q.PLease, record); err != nil {
+		t.Fatalf("hand off: %v", err)
+	}
+}
+
+// Settled waits for both ends and checks what arrived.
+func (q *Request) Settled(t testing.TB, record []byte) {
+	t.Helper()
+	d := q.Pair.D.End(t, q.Ticket.Nonce)
+	p := q.Pair.P.End(t, q.Ticket.Nonce)
+	if d.Kind != transfer.EventSettled || p.Kind != transfer.EventSettled {
+		t.Fatalf("ended with %v (%q) at D and %v (%q) at P, want settled", d.Kind, d.Reason, p.Kind, p.Reason)
+	}
+	if !bytes.Equal(d.Record, record) {
+		t.Errorf("record is %d bytes, want %d", len(d.Record), len(record))
+	}
+	if err := q.CheckLanded(); err != nil {
+		t.Error(err)
+	}
+}
+
+// CheckLanded compares every wanted element of the destination with the source, and what was not wanted with 0x80.
+func (q *Request) CheckLanded() error {
+	p, d := q.Pair.P, q.Pair.D
+	src, dst := p.Layout, d.Layout
+	row := uint64(src.Heads) * uint64(src.HeadBytes) // the shapes' heads are contiguous, all held at both ends
+	for layer := range uint64(src.Layers) {
+		for plane := range uint64(src.Planes) {
+			for tok := range uint64(len(q.Dst)) * uint64(dst.BlockTokens) {
+				at := layer*dst.LayerStride + uint64(q.Dst[tok/uint64(dst.BlockTokens)])*dst.BlockStride + plane*dst.PlaneStride + tok%uint64(dst.BlockTokens)*dst.TokenStride
+				got := d.Mem.Bytes[at : at+row]
+				if tok < uint64(q.FirstToken) || tok >= uint64(q.Tokens) {
+					if n := bytes.Count(got, []byte{0x80}); uint64(n) != row {
+						return fmt.Errorf("token %d of layer %d was not wanted and yet %d bytes were written", tok, layer, row-uint64(n))
+					}
+					continue
+				}
+				from := layer*src.LayerStride + uint64(q.Src[tok/uint64(src.BlockTokens)])*src.BlockStride + plane*src.PlaneStride + tok%uint64(src.BlockTokens)*src.TokenStride
+				if !bytes.Equal(got, p.Mem.Bytes[from:from+row]) {
+					return fmt.Errorf("layer %d plane %d token %d differs from the source", layer, plane, tok)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func newRand() *rand.Rand { return rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 7)) }
+
+func testSettles(t *testing.T, f Factory) {
+	defer CheckLeaks(t)()
+	p := NewPair(t, f, Options{})
+	r := newRand()
+	for i := range 3 {
+		q := p.NewRequest(r, 300, 0, patience)
+		q.Present(t, []byte("meta"))
+		q.Bind(t)
+		record := bytes.Repeat([]byte{byte(i)}, 1000*i)
+		q.PushAll(t, record)
+		q.Settled(t, record)
+		ev := p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+		if ev.Tokens != 300 || string(ev.Meta) != "meta" || ev.PEngine != p.P.ID || ev.Layout != p.P.Layout {
+			t.Errorf("presented event %+v", ev)
+		}
+		checkOrder(t, p.P.Events(q.Ticket.Nonce), int(p.P.Layout.Layers))
+	}
+	p.Close(t)
+}
+
+// checkOrder wants Bound, every Pushed once, Settled.
+func checkOrder(t *testing.T, evs []transfer.Event, pushes int) {
+	t.Helper()
+	if len(evs) != pushes+2 || evs[0].Kind != transfer.EventBound || evs[len(evs)-1].Kind != transfer.EventSettled {
+		t.Fatalf("source's events: %s", describe(evs))
+	}
+	seen := make(map[uint64]bool)
+	for _, ev := range evs[1 : len(evs)-1] {
+		if ev.Kind != transfer.EventPushed || seen[ev.Seq] {
+			t.Fatalf("source's events: %s", describe(evs))
+		}
+		seen[ev.Seq] = true
+	}
+}
+
+func testPartialAndPrefix(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	r := newRand()
+	for _, c := range []struct{ tokens, first uint32 }{{1, 0}, {16, 0}, {17, 16}, {33, 16}, {1000, 480}, {1024, 1008}} {
+		q := p.NewRequest(r, c.tokens, c.first, patience)
+		q.Present(t, nil)
+		q.Bind(t)
+		q.PushAll(t, []byte("r"))
+		q.Settled(t, []byte("r"))
+		if ev := p.P.Wait(t, q.Ticket.Nonce, transfer.EventBound); ev.FirstToken != c.first {
+			t.Errorf("bound from token %d, want %d", ev.FirstToken, c.first)
+		}
+	}
+}
+
+func testLayouts(t *testing.T, f Factory) {
+	for _, c := range []struct{ p, d uint32 }{{16, 64}, {64, 16}, {16, 4}, {12, 8}} {
+		t.Run(fmt.Sprintf("%dto%d", c.p, c.d), func(t *testing.T) {
+			src, dst := DefaultShape, DefaultShape
+			src.BlockTokens, dst.BlockTokens, dst.Blocks = c.p, c.d, 128
+			p := NewPair(t, f, Options{P: src, D: dst})
+			q := p.NewRequest(newRand(), 205, c.d, patience)
+			q.Present(t, nil)
+			q.Bind(t)
+			q.PushAll(t, nil)
+			q.Settled(t, nil)
+		})
+	}
+}
+
+func testLargeUnits(t *testing.T, f Factory) {
+	// 2.5 MiB a unit: three parts.
+	s := Shape{Layers: 2, Blocks: 4, BlockTokens: 40, Heads: 4, HeadBytes: 8192}
+	p := NewPair(t, f, Options{P: s, D: s})
+	q := p.NewRequest(newRand(), 111, 40, patience)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	q.Settled(t, nil)
+}
+
+func testNothingWanted(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 40, 40, patience)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, []byte("all of it is there"))
+	q.Settled(t, []byte("all of it is there"))
+	if s := p.D.Engine.Status(); s.Totals.BytesLanded != 0 {
+		t.Errorf("%d bytes landed", s.Totals.BytesLanded)
+	}
+}
+
+func testPushBeforeBound(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 200, 0, patience)
+	q.Present(t, nil)
+	q.PushAll(t, []byte("early"))
+	q.Bind(t)
+	q.Settled(t, []byte("early"))
+}
+
+func testManyLeases(t *testing.T, f Factory) {
+	s := DefaultShape
+	s.Blocks = 256
+	p := NewPair(t, f, Options{P: s, D: s})
+	r := newRand()
+	perm := r.Perm(256)
+	var qs []*Request
+	for i := range 16 { // disjoint blocks
+		q := &Request{Pair: p, Tokens: 250}
+		q.Ticket, q.Raw = p.Ticket(patience)
+		for _, b := range perm[16*i : 16*i+16] {
+			q.Src, q.Dst = append(q.Src, uint32(b)), append(q.Dst, uint32(255-b))
+		}
+		q.FillSource(byte(i))
+		p.D.set(q.Dst, 0x80)
+		qs = append(qs, q)
+		q.Present(t, nil)
+	}
+	for _, q := range qs {
+		q.Bind(t)
+		q.PushAll(t, []byte("many"))
+	}
+	for _, q := range qs {
+		q.Settled(t, []byte("many"))
+	}
+}
+
+func testRefuse(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	r := newRand()
+	t.Run("Presented", func(t *testing.T) {
+		q := p.NewRequest(r, 20, 0, patience)
+		q.Present(t, nil)
+		p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+		if err := p.D.Client.Refuse(q.Raw, "no blocks"); err != nil {
+			t.Fatal(err)
+		}
+		if ev := p.P.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventRefused || ev.Reason != "no blocks" {
+			t.Errorf("source: %v %q", ev.Kind, ev.Reason)
+		}
+		p.D.Wait(t, q.Ticket.Nonce, transfer.EventEnded)
+	})
+	t.Run("BeforePresented", func(t *testing.T) {
+		q := p.NewRequest(r, 20, 0, patience)
+		if err := p.D.Client.Refuse(q.Raw, "gone home"); err != nil {
+			t.Fatal(err)
+		}
+		if p.Local { // the one daemon knows at once
+			if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Region: p.P.Region, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
+				t.Errorf("present: %v", err)
+			}
+			return
+		}
+		q.Present(t, nil)
+		if ev := p.P.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventRefused || !strings.Contains(ev.Reason, "gone home") {
+			t.Errorf("source: %v %q", ev.Kind, ev.Reason)
+		}
+	})
+}
+
+func testWrongTickets(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	other := append([]byte(nil), Key...)
+	other[0] ^= 1
+	for _, c := range []struct {
+		name   string
+		change func(*ticket.Ticket)
+		key    []byte
+		local  error  // Present answers at once
+		remote string // or D's daemon refuses
+	}{
+		{"Key", func(*ticket.Ticket) {}, other, ticket.ErrBadMAC, ""},
+		{"Expired", func(x *ticket.Ticket) { x.Deadline = time.Now().Add(-time.Second) }, Key, ticket.ErrExpired, ""},
+		{"TooLong", func(x *ticket.Ticket) { x.Deadline = time.Now().Add(24 * time.Hour) }, Key, transfer.ErrLimit, ""},
+		{"PrefillNode", func(x *ticket.Ticket) { x.PNode = "node-x" }, Key, transfer.ErrWrongTicket, ""},
+		{"PrefillEngine", func(x *ticket.Ticket) { x.PEngine = "someone" }, Key, transfer.ErrWrongTicket, ""},
+		{"Model", func(x *ticket.Ticket) { x.Fingerprint[0]++ }, Key, transfer.ErrWrongTicket, ""},
+		{"DecodeEngine", func(x *ticket.Ticket) { x.DEngine = "someone" }, Key, nil, "not attached"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := p.NewRequest(newRand(), 20, 0, patience)
+			c.change(&q.Ticket)
+			q.Raw = ticket.Mint(c.key, q.Ticket)
+			if c.local == nil {
+				q.Present(t, nil)
+				if ev := p.P.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventRefused || !strings.Contains(ev.Reason, c.remote) {
+					t.Errorf("source: %v %q, want refused: %q", ev.Kind, ev.Reason, c.remote)
+				}
+				return
+			}
+			_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src})
+			if !errors.Is(err, c.local) {
+				t.Errorf("present: %v, want %v", err, c.local)
+			}
+		})
+	}
+	if s := p.D.Engine.Status(); s.Totals.BytesLanded != 0 || len(s.Leases) != 0 {
+		t.Errorf("%d bytes landed, %d leases left", s.Totals.BytesLanded, len(s.Leases))
+	}
+}
+
+func testReplay(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 20, 0, patience)
+	q.Present(t, nil)
+	if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
+		t.Errorf("second present while the first lives: %v", err)
+	}
+	q.Bind(t)
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrTicketUsed) {
+		t.Errorf("second bind: %v", err)
+	}
+	q.PushAll(t, nil)
+	q.Settled(t, nil)
+	// P's daemon has forgotten the ticket, D's has not.
+	again, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := p.P.Wait(t, q.Ticket.Nonce, transfer.EventRefused)
+	if ev.Lease != again || !strings.Contains(ev.Reason, "used already") {
+		t.Errorf("replayed ticket: %v of lease %d: %q", ev.Kind, ev.Lease, ev.Reason)
+	}
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrNotPresented) {
+		t.Errorf("bind after the end: %v", err)
+	}
+}
+
+func testBadRequests(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	r := newRand()
+	q := p.NewRequest(r, 40, 0, patience)
+	present := func(tokens uint32, blocks ...uint32) error {
+		_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: tokens, Blocks: blocks})
+		return err
+	}
+	for name, err := range map[string]error{
+		"no tokens": present(0), "too few blocks": present(40, 1, 2), "too many": present(40, 1, 2, 3, 4), "twice": present(40, 1, 2, 1),
+		"out of range": present(40, 1, 2, 64), "huge": present(1<<32-1, 1),
+	} {
+		if !errors.Is(err, transfer.ErrInvalid) {
+			t.Errorf("present with %s: %v", name, err)
+		}
+	}
+	q.Present(t, nil)
+	p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+	bind := func(first uint32, blocks ...uint32) error {
+		_, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, FirstToken: first, Blocks: blocks})
+		return err
+	}
+	for name, err := range map[string]error{
+		"too few blocks": bind(0, 1, 2), "twice": bind(0, 1, 2, 1), "out of range": bind(0, 1, 2, 1<<31), "odd first token": bind(5, 1, 2, 3),
+		"first token beyond": bind(48, 1, 2, 3),
+	} {
+		if !errors.Is(err, transfer.ErrInvalid) {
+			t.Errorf("bind with %s: %v", name, err)
+		}
+	}
+	q.Bind(t)
+	q2 := p.NewRequest(r, 40, 0, patience)
+	q2.Present(t, nil)
+	p.D.Wait(t, q2.Ticket.Nonce, transfer.EventPresented)
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q2.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrInvalid) {
+		t.Errorf("bind of blocks that another lease has: %v", err)
+	}
+	for name, units := range map[string][]transfer.Unit{
+		"none": nil, "layer": {{Layer: 4, First: 0, Count: 1}}, "empty": {{Layer: 0, First: 0, Count: 0}}, "beyond": {{Layer: 0, First: 2, Count: 2}},
+		"overflow": {{Layer: 0, First: 1, Count: 1<<32 - 1}},
+	} {
+		if err := p.P.Client.Push(q.PLease, units, 1); !errors.Is(err, transfer.ErrInvalid) {
+			t.Errorf("push of %s: %v", name, err)
+		}
+	}
+	if err := p.P.Client.Handoff(q.PLease, make([]byte, 1<<20+1)); !errors.Is(err, transfer.ErrLimit) {
+		t.Errorf("oversize record: %v", err)
+	}
+	q.PushAll(t, make([]byte, 1<<20))
+	q.Settled(t, make([]byte, 1<<20))
+}
+
+func testExpires(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 20, 0, 300*time.Millisecond)
+	q.Present(t, nil)
+	q.Bind(t)
+	for _, s := range []*Side{p.P, p.D} {
+		if ev := s.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventEnded || ev.State != transfer.LeaseExpired {
+			t.Errorf("%s: %v %v %q, want expired", s.ID, ev.Kind, ev.State, ev.Reason)
+		}
+	}
+}
+
+func testClientCloses(t *testing.T, f Factory) {
+	for _, who := range []string{"prefill", "decode"} {
+		t.Run(who, func(t *testing.T) {
+			p := NewPair(t, f, Options{})
+			q := p.NewRequest(newRand(), 900, 0, patience)
+			p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
+			q.Present(t, nil)
+			q.Bind(t)
+			q.PushAll(t, nil)
+			waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+			closing, other := p.P, p.D
+			if who == "decode" {
+				closing, other = p.D, p.P
+			}
+			if err := closing.Client.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if ev := other.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventEnded || !strings.Contains(ev.Reason, "left") {
+				t.Errorf("%s: %v %q", other.ID, ev.Kind, ev.Reason)
+			}
+			if evs := closing.Events(q.Ticket.Nonce); evs[len(evs)-1].Kind != transfer.EventEnded {
+				t.Errorf("%s closed and heard %s", closing.ID, describe(evs))
+			}
+			if c, err := closing.Engine.Attach(closing.ID, closing.event); err != nil {
+				t.Errorf("a successor cannot attach: %v", err)
+			} else if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// waitHeld waits until a goroutine is held at a pause point.
+func waitHeld(t testing.TB, p *transfer.Pauses, point string) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for {
+		n, changed := p.Waiting(point)
+		if n > 0 {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			t.Fatalf("waited %v for a goroutine to be held at %s", patience, point)
+		}
+	}
+}
+
+func testRegionRemoved(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 900, 0, patience)
+	p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	if err := p.D.Client.RemoveRegion(p.D.Region); err != nil {
+		t.Fatal(err)
+	}
+	p.P.Pauses.ReleaseAll()
+	for _, s := range []*Side{p.P, p.D} {
+		if ev := s.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventEnded || !strings.Contains(ev.Reason, "removed") {
+			t.Errorf("%s: %v %q", s.ID, ev.Kind, ev.Reason)
+		}
+	}
+	if err := p.D.Client.RemoveRegion(p.D.Region); !errors.Is(err, transfer.ErrUnknownRegion) {
+		t.Errorf("second removal: %v", err)
+	}
+}
+
+func testEngineCloses(t *testing.T, f Factory) {
+	if f.Local {
+		t.Skip("both ends are one engine")
+	}
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 900, 0, patience)
+	p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	if err := p.D.Engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if ev := p.P.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventEnded {
+		t.Errorf("source: %v %q", ev.Kind, ev.Reason)
+	}
+}
+
+func testRevokeHeldAtPause(t *testing.T, f Factory) {
+	points := []string{transfer.PauseWriteFrame}
+	if f.ReadPause != "" {
+		points = append(points, f.ReadPause)
+	}
+	for _, point := range points {
+		for _, who := range []string{"prefill", "decode"} {
+			t.Run(point+"/"+who, func(t *testing.T) {
+				p := NewPair(t, f, Options{})
+				q := p.NewRequest(newRand(), 900, 0, patience)
+				holds := p.P.Pauses
+				if point == f.ReadPause {
+					holds = p.D.Pauses
+				}
+				holds.Set(point, 2)
+				q.Present(t, nil)
+				q.Bind(t)
+				q.PushAll(t, nil)
+				waitHeld(t, holds, point)
+				s, id := p.P, q.PLease
+				if who == "decode" {
+					s, id = p.D, q.DLease
+				}
+				began := time.Now()
+				if err := s.Client.Revoke(id, "enough"); err != nil {
+					t.Fatal(err)
+				}
+				if d := time.Since(began); d > 2*time.Second {
+					t.Errorf("revoke took %v while a transfer was held", d)
+				}
+				if err := s.Client.Revoke(id, "again"); !errors.Is(err, transfer.ErrUnknownLease) && !errors.Is(err, transfer.ErrLeaseEnded) {
+					t.Errorf("second revoke: %v", err)
+				}
+				for _, s := range []*Side{p.P, p.D} {
+					if ev := s.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventEnded || ev.Reason != "enough" {
+						t.Errorf("%s: %v %q", s.ID, ev.Kind, ev.Reason)
+					}
+				}
+				holds.ReleaseAll()
+				q2 := p.NewRequest(newRand(), 900, 0, patience) // the channel still works
+				q2.Present(t, nil)
+				q2.Bind(t)
+				q2.PushAll(t, nil)
+				q2.Settled(t, nil)
+			})
+		}
+	}
+}
+
+func testRateLimit(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{Config: func(c *transfer.Config) { c.RateLimit = 16 << 20 }})
+	q := p.NewRequest(newRand(), 512, 0, patience) // 8 MiB
+	q.Present(t, nil)
+	q.Bind(t)
+	began := time.Now()
+	q.PushAll(t, nil)
+	q.Settled(t, nil)
+	if d := time.Since(began); d < 300*time.Millisecond {
+		t.Errorf("8 MiB at 16 MiB/s took %v only", d)
+	}
+	q = p.NewRequest(newRand(), 1024, 0, patience) // 16 MiB: 1 s
+	q.Present(t, nil)
+	q.Bind(t)
+	p.P.Engine.SetRate(1 << 10)
+	q.PushAll(t, nil)
+	p.P.Engine.SetRate(0)
+	q.Settled(t, nil)
+}
+
+func testStatus(t *testing.T, f Factory) {
+	p := NewPair(t, f, Options{})
+	q := p.NewRequest(newRand(), 900, 0, patience)
+	p.P.Pauses.Set(transfer.PauseWriteFrame, 2)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	s := p.P.Engine.Status()
+	var c *transfer.ChannelStatus
+	for i := range s.Channels {
+		if s.Channels[i].Dialled {
+			c = &s.Channels[i]
+		}
+	}
+	if c == nil || c.BacklogBytes == 0 || c.LanesUp != 2 || c.Why == "" || c.Transport == "" {
+		t.Fatalf("channel in the middle of a transfer: %+v", c)
+	}
+	if len(s.Leases) == 0 || s.Leases[0].State != "bound" || s.Leases[0].UnitsDone >= s.Leases[0].UnitsWanted {
+		t.Errorf("leases in the middle of a transfer: %+v", s.Leases)
+	}
+	p.P.Pauses.ReleaseAll()
+	q.Settled(t, nil)
+	s = p.P.Engine.Status()
+	for _, c := range s.Channels {
+		if c.BacklogBytes != 0 {
+			t.Errorf("backlog of %d bytes after settling", c.BacklogBytes)
+		}
+	}
+	want := uint64(900) * 4 * 2 * 4 * 512
+	if got := p.D.Engine.Status().Totals.BytesLanded; got != want {
+		t.Errorf("%d bytes landed, want %d", got, want)
+	}
+	runtime.KeepAlive(p)
+}

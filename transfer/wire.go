@@ -1,0 +1,533 @@
+package transfer
+
+// The wire between two daemons, version 1. Byte order is little-endian throughout, every field has a fixed width, and
+// lengths are checked against limits before anything is allocated or read.
+//
+// A channel is one TCP connection for control and, for the TCP transport, one more a lane. All of them go to the peer's
+// data address, begin with the same handshake (hello.go) and are closed by whoever sees anything it does not understand.
+//
+// # Control frames
+//
+// After the handshake a control connection carries frames both ways:
+//
+//	offset size field
+//	     0    4 size of the payload in bytes, at most 2097152
+//	     4    2 type
+//	     6    1 role of the sender in the lease: 1 source, 2 target; 0 in frames about the channel
+//	     7    1 reserved, 0
+//	     8    8 lease: the id the source's daemon gave it; 0 in frames about the channel
+//	    16      payload
+//
+// Strings called "reason" take the rest of the payload, at most 512 bytes of UTF-8.
+//
+//	type name     role  payload
+//	   1 OPEN      0    sent once, first, by the dialling end: how lanes are to be set up
+//	                      0   16 transport: one length byte, then the name, then zeros
+//	                     16    4 lanes, 1 to 64
+//	                     20    4 reserved, 0
+//	   2 OPENED    0    answer to OPEN when the accepting end's lanes are ready; or, with lanes 0, why not
+//	                      0    4 lanes, or 0
+//	                      4      reason
+//	   3 EXCHANGE  0    transports' own set-up data, opaque, at most 65536 bytes; at most once each way
+//	   4 BYE       0    the sender closes the channel
+//	                      0      reason
+//	   5 PING      0    every 500 ms
+//	                      0    8 stamp, opaque
+//	   6 PONG      0    answer to PING, at once, with its stamp
+//	  16 PRESENT   1    a ticket is presented
+//	                      0  352 ticket
+//	                    352  128 layout of the source region
+//	                    480    4 tokens of the request
+//	                    484    4 size of meta, at most the peer's limit (65536)
+//	                    488      meta
+//	  17 BOUND     2    the ticket was bound
+//	                      0    8 lease: the id the target's daemon gave it, which data frames carry
+//	                      8    8 epoch of the target's daemon, which data frames carry
+//	                     16  128 layout of the destination region
+//	                    144    4 first token wanted
+//	                    148    4 number of blocks that follow
+//	                    152  4*n destination block ids in the request's order
+//	  18 REFUSED   2    the ticket was not bound and never will be
+//	                      0      reason
+//	  19 LANDED    2    pieces were counted; many at a time
+//	                      0  4*n piece ids as data frames carried them, n from 1 to 4096
+//	  20 HANDOFF   1    every wanted unit was sent. May come again, with new counts, when a lane failed in between
+//	                      0    4 n, number of lanes that carried pieces of this lease, at most 64
+//	                      4    4 size of the record, at most 1048576
+//	                      8 16*n for each: lane (4), 0 up or 1 failed (4), pieces sent on it (8)
+//	                           record
+//	  21 SETTLED   2    everything landed, the record arrived, the target is fenced
+//	  22 REVOKE  1, 2   the lease has ended on the sender's side. The receiver stops sending, drains its lanes of the lease
+//	                    and answers STOPPED
+//	                      0    4 state: 4 revoked, 5 expired
+//	                      4      reason
+//	  23 STOPPED 1, 2   answer to REVOKE: the sender is fenced
+//
+// A lease's frames in order: PRESENT, then BOUND or REFUSED, then data frames on lanes and LANDED, then HANDOFF, then
+// SETTLED. REVOKE may come at any time from either side. Frames for a lease that has ended are ignored, except that
+// REVOKE is always answered.
+//
+// # Data frames (TCP lanes)
+//
+// After the handshake a lane carries frames both ways, one direction knowing nothing of the other. A frame is a header,
+// its payload and a trailer. The header:
+//
+//	offset size field
+//	     0    4 magic "HRD1"
+//	     4    2 version, 1
+//	     6    2 flags, 0
+//	     8    8 lease: the id the target's daemon gave it (BOUND)
+//	    16    8 epoch of the target's daemon (BOUND)
+//	    24    4 piece id, given by the sender, answered in LANDED
+//	    28    4 layer
+//	    32    4 first unit: block index of the request, in source blocks
+//	    36    4 number of units
+//	    40    4 part: in units larger than 1048576 bytes, which part of that size; the number of units is 1 then
+//	    44    4 size of the payload, 1 to 1048576
+//	    48    4 CRC-32C of bytes 0 to 47
+//	    52    4 reserved, 0
+//	    56
+//
+// The payload is the units' bytes in the order of the copy plan (plan.go), which both ends compute from the two layouts.
+// The trailer:
+//
+//	offset size field
+//	     0    4 magic "HRDT"
+//	     4    4 status: 0 whole, 1 aborted: the payload was filled up with zeros and must not be counted
+//	     8    8 checksum of the payload, 0: none
+//	    16
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// ErrProtocol says that a peer sent what the protocol does not allow.
+var ErrProtocol = errors.New("protocol violation")
+
+// Sizes of the wire's fixed parts.
+const (
+	FrameHeaderSize  = 16
+	FramePayloadMax  = 2 << 20
+	DataHeaderSize   = 56
+	DataTrailerSize  = 16
+	reasonMax        = 512
+	landedMax        = 4096
+	lanesMax         = 64
+	metaBytesLimit   = 64 << 10
+	recordBytesLimit = 1 << 20
+)
+
+type frameType uint16
+
+const (
+	frameOpen     frameType = 1
+	frameOpened   frameType = 2
+	frameExchange frameType = 3
+	frameBye      frameType = 4
+	framePing     frameType = 5
+	framePong     frameType = 6
+	framePresent  frameType = 16
+	frameBound    frameType = 17
+	frameRefused  frameType = 18
+	frameLanded   frameType = 19
+	frameHandoff  frameType = 20
+	frameSettled  frameType = 21
+	frameRevoke   frameType = 22
+	frameStopped  frameType = 23
+)
+
+const (
+	roleNone   = 0
+	roleSource = 1
+	roleTarget = 2
+)
+
+// frameHeader is the head of a control frame.
+type frameHeader struct {
+	size  uint32
+	kind  frameType
+	role  uint8
+	lease LeaseID
+}
+
+func parseFrameHeader(b *[FrameHeaderSize]byte) (frameHeader, error) {
+	le := binary.LittleEndian
+	h := frameHeader{le.Uint32(b[0:]), frameType(le.Uint16(b[4:])), b[6], LeaseID(le.Uint64(b[8:]))}
+	if h.size > FramePayloadMax {
+		return h, fmt.Errorf("%w: frame of %d bytes, at most %d", ErrProtocol, h.size, FramePayloadMax)
+	}
+	if b[7] != 0 {
+		return h, fmt.Errorf("%w: reserved byte of a frame is %d", ErrProtocol, b[7])
+	}
+	ok := false
+	switch h.kind {
+	case frameOpen, frameOpened, frameExchange, frameBye, framePing, framePong:
+		ok = h.role == roleNone && h.lease == 0
+	case framePresent, frameHandoff:
+		ok = h.role == roleSource && h.lease != 0
+	case frameBound, frameRefused, frameLanded, frameSettled:
+		ok = h.role == roleTarget && h.lease != 0
+	case frameRevoke, frameStopped:
+		ok = (h.role == roleSource || h.role == roleTarget) && h.lease != 0
+	}
+	if !ok {
+		return h, fmt.Errorf("%w: frame type %d with role %d and lease %d", ErrProtocol, h.kind, h.role, h.lease)
+	}
+	return h, nil
+}
+
+// newFrame starts a frame; finishFrame sets its size.
+func newFrame(kind frameType, role uint8, lease LeaseID, sizeHint int) []byte {
+	b := make([]byte, FrameHeaderSize, FrameHeaderSize+sizeHint)
+	binary.LittleEndian.PutUint16(b[4:], uint16(kind))
+	b[6] = role
+	binary.LittleEndian.PutUint64(b[8:], uint64(lease))
+	return b
+}
+
+func finishFrame(b []byte) []byte {
+	if len(b)-FrameHeaderSize > FramePayloadMax {
+		panic("transfer: frame exceeds FramePayloadMax: a limit was not checked")
+	}
+	binary.LittleEndian.PutUint32(b, uint32(len(b)-FrameHeaderSize))
+	return b
+}
+
+func malformed(what string, b []byte) error {
+	return fmt.Errorf("%w: malformed %s frame of %d bytes", ErrProtocol, what, len(b))
+}
+
+// cleanReason makes a peer's or a client's words safe to log and bounded.
+func cleanReason(s string) string {
+	if len(s) > reasonMax {
+		s = s[:reasonMax]
+		for len(s) > 0 && !utf8.ValidString(s[len(s)-1:]) && !utf8.ValidString(s) {
+			s = s[:len(s)-1]
+		}
+	}
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r == 0x7f || r == utf8.RuneError {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+func parseReason(b []byte) (string, error) {
+	if len(b) > reasonMax {
+		return "", fmt.Errorf("%w: reason of %d bytes, at most %d", ErrProtocol, len(b), reasonMax)
+	}
+	return cleanReason(string(b)), nil
+}
+
+type openMsg struct {
+	transport string
+	lanes     uint32
+}
+
+func (m openMsg) frame() []byte {
+	b := newFrame(frameOpen, roleNone, 0, 24)
+	b = appendPadded(b, m.transport, 16)
+	b = binary.LittleEndian.AppendUint32(b, m.lanes)
+	return finishFrame(binary.LittleEndian.AppendUint32(b, 0))
+}
+
+func parseOpen(b []byte) (m openMsg, err error) {
+	le := binary.LittleEndian
+	if len(b) != 24 || le.Uint32(b[20:]) != 0 {
+		return m, malformed("open", b)
+	}
+	m.lanes = le.Uint32(b[16:])
+	if m.lanes == 0 || m.lanes > lanesMax {
+		return m, fmt.Errorf("%w: %d lanes, need 1 to %d", ErrProtocol, m.lanes, lanesMax)
+	}
+	m.transport, err = parsePadded(b[:16])
+	return m, err
+}
+
+// appendPadded appends a length byte, s and zeros up to width bytes. s must be shorter than width.
+func appendPadded(b []byte, s string, width int) []byte {
+	if len(s) >= width {
+		panic("transfer: string exceeds its field: a limit was not checked")
+	}
+	b = append(b, byte(len(s)))
+	b = append(b, s...)
+	return append(b, make([]byte, width-1-len(s))...)
+}
+
+func parsePadded(b []byte) (string, error) {
+	n := int(b[0])
+	if n >= len(b) {
+		return "", fmt.Errorf("%w: string of %d bytes in a field of %d", ErrProtocol, n, len(b))
+	}
+	for _, c := range b[1+n:] {
+		if c != 0 {
+			return "", fmt.Errorf("%w: bytes after the end of a string", ErrProtocol)
+		}
+	}
+	s := string(b[1 : 1+n])
+	if cleanReason(s) != s {
+		return "", fmt.Errorf("%w: string with control characters", ErrProtocol)
+	}
+	return s, nil
+}
+
+type openedMsg struct {
+	lanes  uint32
+	reason string
+}
+
+func (m openedMsg) frame() []byte {
+	b := newFrame(frameOpened, roleNone, 0, 4+len(m.reason))
+	b = binary.LittleEndian.AppendUint32(b, m.lanes)
+	return finishFrame(append(b, cleanReason(m.reason)...))
+}
+
+func parseOpened(b []byte) (m openedMsg, err error) {
+	if len(b) < 4 {
+		return m, malformed("opened", b)
+	}
+	m.lanes = binary.LittleEndian.Uint32(b)
+	if m.lanes > lanesMax {
+		return m, fmt.Errorf("%w: %d lanes, at most %d", ErrProtocol, m.lanes, lanesMax)
+	}
+	m.reason, err = parseReason(b[4:])
+	return m, err
+}
+
+func reasonFrame(kind frameType, role uint8, lease LeaseID, reason string) []byte {
+	return finishFrame(append(newFrame(kind, role, lease, len(reason)), cleanReason(reason)...))
+}
+
+func stampFrame(kind frameType, stamp uint64) []byte {
+	return finishFrame(binary.LittleEndian.AppendUint64(newFrame(kind, roleNone, 0, 8), stamp))
+}
+
+func parseStamp(b []byte) (uint64, error) {
+	if len(b) != 8 {
+		return 0, malformed("ping or pong", b)
+	}
+	return binary.LittleEndian.Uint64(b), nil
+}
+
+type presentMsg struct {
+	ticket []byte
+	layout Layout
+	tokens uint32
+	meta   []byte
+}
+
+func (m presentMsg) frame(lease LeaseID) []byte {
+	b := newFrame(framePresent, roleSource, lease, ticket.Size+LayoutSize+8+len(m.meta))
+	b = append(b, m.ticket...)
+	b, _ = m.layout.AppendBinary(b)
+	b = binary.LittleEndian.AppendUint32(b, m.tokens)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.meta)))
+	return finishFrame(append(b, m.meta...))
+}
+
+func parsePresent(b []byte) (m presentMsg, err error) {
+	const fixed = ticket.Size + LayoutSize + 8
+	if len(b) < fixed || uint64(binary.LittleEndian.Uint32(b[fixed-4:])) != uint64(len(b)-fixed) || len(b)-fixed > metaBytesLimit {
+		return m, malformed("present", b)
+	}
+	m.ticket, m.meta = b[:ticket.Size], b[fixed:]
+	m.tokens = binary.LittleEndian.Uint32(b[fixed-8:])
+	m.layout, err = UnmarshalLayout(b[ticket.Size : ticket.Size+LayoutSize])
+	return m, err
+}
+
+type boundMsg struct {
+	target     LeaseID
+	epoch      uint64
+	layout     Layout
+	firstToken uint32
+	blocks     []uint32
+}
+
+func (m boundMsg) frame(lease LeaseID) []byte {
+	le := binary.LittleEndian
+	b := newFrame(frameBound, roleTarget, lease, 24+LayoutSize+4*len(m.blocks))
+	b = le.AppendUint64(b, uint64(m.target))
+	b = le.AppendUint64(b, m.epoch)
+	b, _ = m.layout.AppendBinary(b)
+	b = le.AppendUint32(b, m.firstToken)
+	b = le.AppendUint32(b, uint32(len(m.blocks)))
+	for _, id := range m.blocks {
+		b = le.AppendUint32(b, id)
+	}
+	return finishFrame(b)
+}
+
+func parseBound(b []byte) (m boundMsg, err error) {
+	const fixed = 24 + LayoutSize
+	le := binary.LittleEndian
+	if len(b) < fixed || uint64(len(b)-fixed) != 4*uint64(le.Uint32(b[fixed-4:])) {
+		return m, malformed("bound", b)
+	}
+	m.target, m.epoch = LeaseID(le.Uint64(b)), le.Uint64(b[8:])
+	m.firstToken = le.Uint32(b[fixed-8:])
+	m.blocks = make([]uint32, (len(b)-fixed)/4)
+	for i := range m.blocks {
+		m.blocks[i] = le.Uint32(b[fixed+4*i:])
+	}
+	m.layout, err = UnmarshalLayout(b[16 : 16+LayoutSize])
+	return m, err
+}
+
+func landedFrame(lease LeaseID, pieces []uint32) []byte {
+	b := newFrame(frameLanded, roleTarget, lease, 4*len(pieces))
+	for _, id := range pieces {
+		b = binary.LittleEndian.AppendUint32(b, id)
+	}
+	return finishFrame(b)
+}
+
+func parseLanded(b []byte) ([]uint32, error) {
+	if len(b) == 0 || len(b)%4 != 0 || len(b) > 4*landedMax {
+		return nil, malformed("landed", b)
+	}
+	ids := make([]uint32, len(b)/4)
+	for i := range ids {
+		ids[i] = binary.LittleEndian.Uint32(b[4*i:])
+	}
+	return ids, nil
+}
+
+type laneCount struct {
+	lane   uint32
+	failed uint32
+	pieces uint64
+}
+
+type handoffMsg struct {
+	lanes  []laneCount
+	record []byte
+}
+
+func (m handoffMsg) frame(lease LeaseID) []byte {
+	le := binary.LittleEndian
+	b := newFrame(frameHandoff, roleSource, lease, 8+16*len(m.lanes)+len(m.record))
+	b = le.AppendUint32(b, uint32(len(m.lanes)))
+	b = le.AppendUint32(b, uint32(len(m.record)))
+	for _, l := range m.lanes {
+		b = le.AppendUint32(b, l.lane)
+		b = le.AppendUint32(b, l.failed)
+		b = le.AppendUint64(b, l.pieces)
+	}
+	return finishFrame(append(b, m.record...))
+}
+
+func parseHandoff(b []byte) (m handoffMsg, err error) {
+	le := binary.LittleEndian
+	if len(b) < 8 {
+		return m, malformed("handoff", b)
+	}
+	n, size := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:]))
+	if n > lanesMax || size > recordBytesLimit || 8+16*n+size != uint64(len(b)) {
+		return m, malformed("handoff", b)
+	}
+	for i := range n {
+		f := b[8+16*i:]
+		if le.Uint32(f) >= lanesMax || le.Uint32(f[4:]) > 1 {
+			return m, malformed("handoff", b)
+		}
+		m.lanes = append(m.lanes, laneCount{le.Uint32(f), le.Uint32(f[4:]), le.Uint64(f[8:])})
+	}
+	m.record = b[8+16*n:]
+	return m, nil
+}
+
+func revokeFrame(role uint8, lease LeaseID, state LeaseState, reason string) []byte {
+	b := newFrame(frameRevoke, role, lease, 4+len(reason))
+	b = binary.LittleEndian.AppendUint32(b, uint32(state))
+	return finishFrame(append(b, cleanReason(reason)...))
+}
+
+func parseRevoke(b []byte) (LeaseState, string, error) {
+	if len(b) < 4 {
+		return 0, "", malformed("revoke", b)
+	}
+	s := binary.LittleEndian.Uint32(b)
+	if s != uint32(LeaseRevoked) && s != uint32(LeaseExpired) {
+		return 0, "", fmt.Errorf("%w: revoke to state %d", ErrProtocol, s)
+	}
+	reason, err := parseReason(b[4:])
+	return LeaseState(s), reason, err
+}
+
+// Piece names what one write carries: the units [First, First+Count) of a layer, or one part of one unit.
+type Piece struct {
+	Lease               LeaseID // the target's
+	Epoch               uint64  // of the target's daemon
+	ID                  uint32  // given by the source, answered when it landed
+	Layer, First, Count uint32
+	Part                uint32
+	Bytes               uint32
+}
+
+var (
+	dataMagic    = [4]byte{'H', 'R', 'D', '1'}
+	trailerMagic = [4]byte{'H', 'R', 'D', 'T'}
+	castagnoli   = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// PutHeader encodes p's data frame header.
+func (p *Piece) PutHeader(b *[DataHeaderSize]byte) {
+	le := binary.LittleEndian
+	copy(b[:], dataMagic[:])
+	le.PutUint16(b[4:], 1)
+	le.PutUint16(b[6:], 0)
+	le.PutUint64(b[8:], uint64(p.Lease))
+	le.PutUint64(b[16:], p.Epoch)
+	for i, v := range [...]uint32{p.ID, p.Layer, p.First, p.Count, p.Part, p.Bytes} {
+		le.PutUint32(b[24+4*i:], v)
+	}
+	le.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
+	le.PutUint32(b[52:], 0)
+}
+
+// ParseHeader decodes a data frame header. What it names is checked by Target.Begin.
+func ParseHeader(b *[DataHeaderSize]byte) (Piece, error) {
+	le := binary.LittleEndian
+	var p Piece
+	if [4]byte(b[:4]) != dataMagic || le.Uint16(b[4:]) != 1 || le.Uint16(b[6:]) != 0 || le.Uint32(b[52:]) != 0 {
+		return p, fmt.Errorf("%w: not a data frame header: % x", ErrProtocol, b[:8])
+	}
+	if sum := crc32.Checksum(b[:48], castagnoli); sum != le.Uint32(b[48:]) {
+		return p, fmt.Errorf("%w: data frame header has checksum %08x, says %08x", ErrProtocol, sum, le.Uint32(b[48:]))
+	}
+	p.Lease, p.Epoch = LeaseID(le.Uint64(b[8:])), le.Uint64(b[16:])
+	for i, f := range [...]*uint32{&p.ID, &p.Layer, &p.First, &p.Count, &p.Part, &p.Bytes} {
+		*f = le.Uint32(b[24+4*i:])
+	}
+	if p.Bytes == 0 || p.Bytes > PieceMax {
+		return p, fmt.Errorf("%w: payload of %d bytes, need 1 to %d", ErrProtocol, p.Bytes, PieceMax)
+	}
+	return p, nil
+}
+
+// PutTrailer encodes a data frame's trailer.
+func PutTrailer(b *[DataTrailerSize]byte, whole bool) {
+	*b = [DataTrailerSize]byte{}
+	copy(b[:], trailerMagic[:])
+	if !whole {
+		b[4] = 1
+	}
+}
+
+// ParseTrailer says whether the payload before it is whole.
+func ParseTrailer(b *[DataTrailerSize]byte) (whole bool, err error) {
+	le := binary.LittleEndian
+	if status := le.Uint32(b[4:]); [4]byte(b[:4]) == trailerMagic && status <= 1 && le.Uint64(b[8:]) == 0 {
+		return status == 0, nil
+	}
+	return false, fmt.Errorf("%w: not a data frame trailer: % x", ErrProtocol, b[:])
+}
