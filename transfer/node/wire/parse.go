@@ -17,7 +17,7 @@ func Parse(t Type, p []byte) (Message, error) {
 		m = parse(d)
 	}
 	if err := d.end(); err != nil {
-		return nil, &Error{Code: CodeMalformed, Text: cut(fmt.Sprintf("parse %s: %v", t, err), MaxText)}
+		return nil, &Error{Code: CodeMalformed, Text: Cut(fmt.Sprintf("parse %s: %v", t, err))}
 	}
 	return m, nil
 }
@@ -135,4 +135,15 @@ func parseEvent(t Type, d *decoder) Message {
 	d.zero32()
 	e.Layout, e.Text, e.Data = d.bytes(layout), d.text(text), d.bytes(data)
 	return e
+}
+
+// Versions is a range of protocol versions.
+type Versions struct{ Min, Max uint16 }
+
+// HelloVersions reads the part of HELLO that has its place in every version, also of a HELLO that does not parse.
+func HelloVersions(p []byte) (Versions, bool) {
+	if len(p) < 4 {
+		return Versions{}, false
+	}
+	return Versions{Min: le.Uint16(p), Max: le.Uint16(p[2:])}, true
 }

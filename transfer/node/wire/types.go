@@ -1,6 +1,9 @@
 package wire
 
-import "fmt"
+import (
+	"fmt"
+	"unicode/utf8"
+)
 
 // Magic starts every frame: "HRU1" as bytes on the wire.
 const Magic = 0x31555248
@@ -175,12 +178,17 @@ func (e *Error) Is(target error) bool {
 
 // Errorf makes an Error, cut to what the wire carries.
 func Errorf(code Code, format string, args ...any) *Error {
-	return &Error{Code: code, Text: cut(fmt.Sprintf(format, args...), MaxText)}
+	return &Error{Code: code, Text: Cut(fmt.Sprintf(format, args...))}
 }
 
-func cut(s string, n int) string {
-	if len(s) <= n {
+// Cut shortens a text to what the wire carries, at a rune's border.
+func Cut(s string) string {
+	if len(s) <= MaxText {
 		return s
+	}
+	n := MaxText
+	for n > MaxText-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+		n--
 	}
 	return s[:n]
 }

@@ -1,0 +1,120 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// admin is the operators' HTTP server.
+type admin struct {
+	srv  *http.Server
+	addr string
+	done chan error
+}
+
+func (s *server) startAdmin(m *metrics) (*admin, error) {
+	if s.cfg.Admin == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", s.cfg.Admin)
+	if err != nil {
+		return nil, fmt.Errorf("listen for admin HTTP: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.eng.Status()) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry(s), promhttp.HandlerOpts{}))
+	if s.cfg.Debug {
+		s.addDebug(mux)
+	}
+	a := &admin{addr: l.Addr().String(), done: make(chan error, 1), srv: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}}
+	go func() { a.done <- a.srv.Serve(l) }()
+	return a, nil
+}
+
+func (a *admin) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err := a.srv.Shutdown(ctx)
+	if err != nil {
+		err = a.srv.Close()
+	}
+	if served := <-a.done; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
+
+func (s *server) healthz(w http.ResponseWriter, _ *http.Request) {
+	if s.ctx.Err() != nil {
+		http.Error(w, "stopping", http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// addDebug adds what lets a test hold a transfer in its middle. It is off unless asked for: it can stall every engine.
+func (s *server) addDebug(mux *http.ServeMux) {
+	point := func(w http.ResponseWriter, r *http.Request) (string, bool) {
+		name := r.FormValue("point")
+		if !slices.Contains(transfer.PausePoints(), name) {
+			http.Error(w, fmt.Sprintf("no pause point %q: there are %v", name, transfer.PausePoints()), http.StatusBadRequest)
+			return "", false
+		}
+		return name, true
+	}
+	mux.HandleFunc("POST /debug/pause", func(w http.ResponseWriter, r *http.Request) {
+		name, ok := point(w, r)
+		if !ok {
+			return
+		}
+		after := 0
+		if v := r.FormValue("after"); v != "" {
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 0 {
+				http.Error(w, fmt.Sprintf("after=%q is no count", v), http.StatusBadRequest)
+				return
+			}
+			after = n
+		}
+		s.eng.Pauses().Set(name, after)
+		writeJSON(w, s.eng.Pauses().Snapshot())
+	})
+	mux.HandleFunc("POST /debug/release", func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("point") == "" {
+			s.eng.Pauses().ReleaseAll()
+		} else if name, ok := point(w, r); ok {
+			s.eng.Pauses().Release(name)
+		} else {
+			return
+		}
+		writeJSON(w, s.eng.Pauses().Snapshot())
+	})
+	mux.HandleFunc("GET /debug/pauses", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.eng.Pauses().Snapshot()) })
+	mux.HandleFunc("POST /debug/rate", func(w http.ResponseWriter, r *http.Request) {
+		n, err := strconv.ParseInt(r.FormValue("bytes_per_s"), 10, 64)
+		if err != nil || n < 0 {
+			http.Error(w, "bytes_per_s must be a number, 0 for no limit", http.StatusBadRequest)
+			return
+		}
+		s.eng.SetRate(n)
+		writeJSON(w, map[string]int64{"bytes_per_s": s.eng.Rate()})
+	})
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v)
+}

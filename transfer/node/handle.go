@@ -1,0 +1,132 @@
+package node
+
+import (
+	"encoding/json"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/node/wire"
+)
+
+// handle works one request off, on the reader's goroutine: requests of one engine take effect in the order sent.
+func (c *conn) handle(f *wire.Frame) {
+	m, e := c.check(f)
+	if e != nil {
+		c.send(f.Request, e)
+		return
+	}
+	quiet := f.Flags&wire.FlagQuiet != 0
+	answer := func(value uint64, err error) {
+		switch {
+		case err != nil:
+			c.send(f.Request, refusal(err))
+		case !quiet:
+			c.send(f.Request, wire.OK{Value: value})
+		}
+	}
+	switch m := m.(type) {
+	case wire.Ping:
+		c.send(f.Request, wire.Pong(m))
+	case wire.RegisterRegion:
+		answer(c.register(f, m))
+	case wire.Present:
+		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Region: transfer.RegionID(m.Region), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
+		answer(uint64(id), err)
+	case wire.Push:
+		answer(0, c.client.Push(transfer.LeaseID(m.Lease), units(m.Units), m.Seq))
+	case wire.Handoff:
+		answer(0, c.client.Handoff(transfer.LeaseID(m.Lease), m.Record))
+	case wire.Bind:
+		id, err := c.client.Bind(transfer.BindReq{Ticket: m.Ticket, Region: transfer.RegionID(m.Region), FirstToken: m.FirstToken, Blocks: m.Blocks})
+		answer(uint64(id), err)
+	case wire.Refuse:
+		answer(0, c.client.Refuse(m.Ticket, m.Reason))
+	case wire.Revoke:
+		c.later(f.Request, func() error {
+			if m.Lease != 0 {
+				return c.client.Revoke(transfer.LeaseID(m.Lease), m.Reason)
+			}
+			return c.client.RevokeTicket(m.Nonce, m.Reason)
+		})
+	case wire.RemoveRegion:
+		c.later(f.Request, func() error { return c.client.RemoveRegion(transfer.RegionID(m.Region)) })
+	case wire.Status:
+		c.status(f.Request)
+	default:
+		c.send(f.Request, wire.Errorf(wire.CodeState, "%s may be sent once, and first", f.Type))
+	}
+}
+
+// check parses a request and holds what is the same for all.
+func (c *conn) check(f *wire.Frame) (wire.Message, *wire.Error) {
+	if !f.Type.IsRequest() {
+		return nil, wire.Errorf(wire.CodeUnknownType, "%s is not a request of this protocol", f.Type)
+	}
+	switch register := f.Type == wire.TypeRegisterRegion; {
+	case f.FDFault != "":
+		return nil, wire.Errorf(wire.CodeDescriptor, "%s: %s", f.Type, f.FDFault)
+	case register && f.FD < 0:
+		return nil, wire.Errorf(wire.CodeDescriptor, "no descriptor came with REGISTER_REGION: send it by SCM_RIGHTS at the frame's first byte")
+	case !register && f.FD >= 0:
+		return nil, wire.Errorf(wire.CodeDescriptor, "a descriptor came with %s: only REGISTER_REGION carries one", f.Type)
+	case f.Version != c.version:
+		return nil, wire.Errorf(wire.CodeVersion, "%s of version %d, agreed was %d", f.Type, f.Version, c.version)
+	case f.Request == 0:
+		return nil, wire.Errorf(wire.CodeMalformed, "%s without a request id", f.Type)
+	case f.Flags&^wire.FlagQuiet != 0 || f.Flags != 0 && f.Type != wire.TypePush:
+		return nil, wire.Errorf(wire.CodeMalformed, "%s with flags %#x", f.Type, f.Flags)
+	}
+	m, err := wire.Parse(f.Type, f.Payload)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	return m, nil
+}
+
+func (c *conn) register(f *wire.Frame, m wire.RegisterRegion) (uint64, error) {
+	l, err := transfer.UnmarshalLayout(m.Layout)
+	if err != nil {
+		return 0, err
+	}
+	fd := f.FD
+	f.FD = -1 // AddRegion takes it over, also when it fails
+	id, err := c.client.AddRegion(fd, m.Size, l, transfer.RegionFlags(m.Flags))
+	return uint64(id), err
+}
+
+// later answers a request that waits for a fence, aside, so that the engine's other requests are not held up.
+func (c *conn) later(request uint64, f func() error) {
+	select {
+	case c.slots <- struct{}{}:
+	default:
+		c.send(request, wire.Errorf(wire.CodeBusy, "%d requests wait for their fence already", cap(c.slots)))
+		return
+	}
+	c.waiting.Add(1)
+	go func() {
+		defer c.waiting.Done()
+		err := f()
+		<-c.slots
+		if err != nil {
+			c.send(request, refusal(err))
+			return
+		}
+		c.send(request, wire.OK{})
+	}()
+}
+
+func (c *conn) status(request uint64) {
+	doc, err := json.Marshal(c.s.eng.Status())
+	if err != nil {
+		c.send(request, refusal(err))
+		return
+	}
+	c.send(request, wire.StatusOK{JSON: doc})
+}
+
+func units(in []wire.Unit) []transfer.Unit {
+	out := make([]transfer.Unit, len(in))
+	for i, u := range in {
+		out[i] = transfer.Unit(u)
+	}
+	return out
+}

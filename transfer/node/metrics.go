@@ -1,0 +1,162 @@
+package node
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics is what operators graph. Counts and gauges are read off the engine's status when scraped, durations are
+// observed as they happen.
+type metrics struct {
+	fence *prometheus.HistogramVec
+	lease *prometheus.HistogramVec
+	ended *prometheus.CounterVec
+	bytes *prometheus.CounterVec
+}
+
+var _ transfer.Metrics = (*metrics)(nil)
+
+func newMetrics() *metrics {
+	return &metrics{
+		fence: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headrace_fence_seconds", Help: "How long fencing a lease took.",
+			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 10)}, []string{"side", "forced"}),
+		lease: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headrace_lease_seconds", Help: "Life of leases that ended.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 3, 11)}, []string{"side", "state"}),
+		ended: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headrace_leases_ended_total", Help: "Leases that ended, by the way they did."},
+			[]string{"side", "state", "transport"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headrace_lease_bytes_total", Help: "Bytes of leases that ended."},
+			[]string{"side", "state", "transport"}),
+	}
+}
+
+// LeaseEnded satisfies transfer.Metrics.
+func (m *metrics) LeaseEnded(side string, state transfer.LeaseState, transport string, bytes uint64, d time.Duration) {
+	m.lease.WithLabelValues(side, state.String()).Observe(d.Seconds())
+	m.ended.WithLabelValues(side, state.String(), transport).Inc()
+	m.bytes.WithLabelValues(side, state.String(), transport).Add(float64(bytes))
+}
+
+// Fenced satisfies transfer.Metrics.
+func (m *metrics) Fenced(side string, d time.Duration, forced bool) {
+	m.fence.WithLabelValues(side, strconv.FormatBool(forced)).Observe(d.Seconds())
+}
+
+func (m *metrics) registry(s *server) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(m.fence, m.lease, m.ended, m.bytes, statusCollector{s.eng})
+	return r
+}
+
+// statusCollector turns a status snapshot into metrics.
+type statusCollector struct{ eng *transfer.Engine }
+
+var (
+	channelLabels = []string{"peer", "transport", "dialled"}
+
+	descInfo       = prometheus.NewDesc("headrace_node_info", "The daemon.", []string{"node", "epoch"}, nil)
+	descEngines    = prometheus.NewDesc("headrace_engines", "Engines attached.", nil, nil)
+	descRegions    = prometheus.NewDesc("headrace_regions", "Regions lent.", nil, nil)
+	descRegionSize = prometheus.NewDesc("headrace_region_bytes", "Memory lent.", nil, nil)
+	descLeases     = prometheus.NewDesc("headrace_leases", "Living leases.", []string{"side", "state"}, nil)
+	descRate       = prometheus.NewDesc("headrace_rate_limit_bytes_per_second", "Limit on sending; 0: none.", nil, nil)
+	descSent       = prometheus.NewDesc("headrace_channel_sent_bytes_total", "Bytes sent and completed.", channelLabels, nil)
+	descLanded     = prometheus.NewDesc("headrace_channel_landed_bytes_total", "Bytes landed.", channelLabels, nil)
+	descSentRate   = prometheus.NewDesc("headrace_channel_sent_bytes_per_second", "Rate of sending over about two seconds.", channelLabels, nil)
+	descLandedRate = prometheus.NewDesc("headrace_channel_landed_bytes_per_second", "Rate of landing over about two seconds.", channelLabels, nil)
+	descRTT        = prometheus.NewDesc("headrace_channel_rtt_seconds", "Round trip of the channel's pings.", channelLabels, nil)
+	descBacklog    = prometheus.NewDesc("headrace_channel_backlog_bytes", "Bytes pushed and not yet landed.", channelLabels, nil)
+	descErrors     = prometheus.NewDesc("headrace_channel_errors_total", "Errors of the channel.", channelLabels, nil)
+	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
+	descTotal      = prometheus.NewDesc("headrace_total", "Counts since the daemon started.", []string{"what"}, nil)
+)
+
+func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descTotal} {
+		ch <- d
+	}
+}
+
+func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
+	st := c.eng.Status()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descInfo, 1, st.NodeID, strconv.FormatUint(st.Epoch, 10))
+	gauge(descEngines, float64(len(st.Engines)))
+	gauge(descRate, float64(st.RateLimitBps))
+	regions, size := 0, uint64(0)
+	for _, e := range st.Engines {
+		regions += len(e.Regions)
+		for _, r := range e.Regions {
+			size += r.Bytes
+		}
+	}
+	gauge(descRegions, float64(regions))
+	gauge(descRegionSize, float64(size))
+	leases := map[[2]string]int{}
+	for _, side := range []string{"source", "target"} {
+		for _, state := range []string{"open", "bound"} {
+			leases[[2]string{side, state}] = 0 // a graph needs the zeros too
+		}
+	}
+	for _, l := range st.Leases {
+		leases[[2]string{l.Side, l.State}]++
+	}
+	for k, n := range leases {
+		gauge(descLeases, float64(n), k[0], k[1])
+	}
+	collectChannels(st.Channels, ch)
+	collectTotals(st.Totals, ch)
+}
+
+// collectChannels adds up ends with equal labels: two daemons may have dialled each other more than once over time.
+func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
+	type key struct {
+		peer, transport string
+		dialled         bool
+	}
+	sum := map[key]transfer.ChannelStatus{}
+	for _, c := range in {
+		k := key{c.PeerNode, c.Transport, c.Dialled}
+		s := sum[k]
+		s.BytesSent += c.BytesSent
+		s.BytesLanded += c.BytesLanded
+		s.SentBps += c.SentBps
+		s.LandedBps += c.LandedBps
+		s.BacklogBytes += c.BacklogBytes
+		s.Errors += c.Errors
+		s.LanesUp += c.LanesUp
+		s.RTTMicros = max(s.RTTMicros, c.RTTMicros)
+		sum[k] = s
+	}
+	for k, c := range sum {
+		labels := []string{k.peer, k.transport, strconv.FormatBool(k.dialled)}
+		for _, m := range []struct {
+			d *prometheus.Desc
+			t prometheus.ValueType
+			v float64
+		}{
+			{descSent, prometheus.CounterValue, float64(c.BytesSent)}, {descLanded, prometheus.CounterValue, float64(c.BytesLanded)},
+			{descSentRate, prometheus.GaugeValue, c.SentBps}, {descLandedRate, prometheus.GaugeValue, c.LandedBps},
+			{descRTT, prometheus.GaugeValue, c.RTTMicros / 1e6}, {descBacklog, prometheus.GaugeValue, float64(c.BacklogBytes)},
+			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
+		} {
+			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
+		}
+	}
+}
+
+func collectTotals(t transfer.Totals, ch chan<- prometheus.Metric) {
+	for what, n := range map[string]uint64{
+		"bytes_sent": t.BytesSent, "bytes_landed": t.BytesLanded, "pieces_duplicate": t.PiecesDuplicate, "pieces_discarded": t.PiecesDiscarded,
+		"leases_presented": t.LeasesPresented, "leases_settled": t.LeasesSettled, "leases_revoked": t.LeasesRevoked, "leases_expired": t.LeasesExpired,
+		"tickets_refused": t.TicketsRefused, "channels_opened": t.ChannelsOpened, "channels_died": t.ChannelsDied,
+		"handshakes_failed": t.HandshakesFailed, "fences_forced": t.FencesForced,
+	} {
+		ch <- prometheus.MustNewConstMetric(descTotal, prometheus.CounterValue, float64(n), what)
+	}
+}

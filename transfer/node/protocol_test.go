@@ -1,0 +1,227 @@
+package node_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer/node/wire"
+	"golang.org/x/sys/unix"
+)
+
+// rawConn speaks the protocol by hand.
+type rawConn struct {
+	*net.UnixConn
+	t *testing.T
+	r *wire.Reader
+}
+
+func rawDial(t *testing.T, socket string) *rawConn {
+	t.Helper()
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	return &rawConn{UnixConn: c, t: t, r: wire.NewReader(c)}
+}
+
+func (c *rawConn) send(version uint8, flags uint32, request uint64, m wire.Message, fds ...int) {
+	c.t.Helper()
+	b, err := wire.AppendFrame(nil, version, flags, request, m)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	if _, _, err := c.WriteMsgUnix(b, oob, nil); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *rawConn) hello(id string, low, high uint16) {
+	c.t.Helper()
+	c.send(uint8(high), 0, 1, wire.Hello{VersionMin: low, VersionMax: high, EngineID: id})
+}
+
+func (c *rawConn) next() (*wire.Frame, wire.Message) {
+	c.t.Helper()
+	f, err := c.r.Read()
+	if err != nil {
+		c.t.Fatalf("read: %v", err)
+	}
+	m, err := wire.Parse(f.Type, f.Payload)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return f, m
+}
+
+func (c *rawConn) expect(want wire.Type) wire.Message {
+	c.t.Helper()
+	f, m := c.next()
+	if f.Type != want {
+		c.t.Fatalf("got %s %+v, want %s", f.Type, m, want)
+	}
+	return m
+}
+
+// refused expects an ERROR answering request.
+func (c *rawConn) refused(request uint64, code wire.Code, want string) {
+	c.t.Helper()
+	f, m := c.next()
+	e, ok := m.(*wire.Error)
+	if !ok || f.Request != request || e.Code != code || !strings.Contains(e.Text, want) {
+		c.t.Errorf("request %d: got %s for request %d: %+v; want %s %q", request, f.Type, f.Request, m, code, want)
+	}
+}
+
+// ended expects the connection's end, after a GOODBYE where there may be one.
+func (c *rawConn) ended() {
+	c.t.Helper()
+	for {
+		f, err := c.r.Read()
+		if err == nil && f.Type == wire.TypeGoodbye {
+			continue
+		}
+		if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+			c.t.Errorf("connection goes on: %+v, %v", f, err)
+		}
+		return
+	}
+}
+
+func TestHello(t *testing.T) {
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
+	c := rawDial(t, r.Socket)
+	c.hello("new", 1, 9) // a newer engine that still speaks 1
+	ok := c.expect(wire.TypeHelloOK).(wire.HelloOK)
+	if ok.Version != 1 || ok.NodeID != "node-a" || ok.Epoch != r.Epoch || ok.PID != uint32(r.PID) || ok.PingMS == 0 || ok.SilenceMS == 0 {
+		t.Errorf("%+v", ok)
+	}
+	c.hello("new", 1, 1)
+	c.refused(1, wire.CodeState, "once")
+
+	for name, say := range map[string]func(c *rawConn){
+		"versions 2 to 3": func(c *rawConn) { c.hello("x", 2, 3) },
+		"engine 0 to 0":   func(c *rawConn) { c.hello("x", 0, 0) },
+	} {
+		c := rawDial(t, r.Socket)
+		say(c)
+		c.refused(1, wire.CodeVersion, "this daemon speaks protocol versions 1 to 1")
+		c.ended()
+		_ = name
+	}
+	c = rawDial(t, r.Socket)
+	c.send(1, 0, 5, wire.Ping{})
+	c.refused(5, wire.CodeState, "want HELLO")
+	c.ended()
+	c = rawDial(t, r.Socket)
+	c.send(1, 0, 5, wire.Hello{VersionMin: 1, VersionMax: 1, EngineID: "x"}, 0)
+	c.refused(5, wire.CodeDescriptor, "descriptors came with HELLO")
+	c.ended()
+	c = rawDial(t, r.Socket)
+	c.hello(strings.Repeat("x", wire.MaxName), 1, 1) // longer than the transfer engine takes
+	c.refused(1, wire.CodeInvalid, "")
+	c.ended()
+}
+
+// Requests that make no sense are refused, and the connection lives on: frames are not lost.
+func TestMalformedRequests(t *testing.T) {
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
+	before := openFDs(t)
+	c := rawDial(t, r.Socket)
+	c.hello("e", 1, 1)
+	c.expect(wire.TypeHelloOK)
+	c.send(1, 0, 2, wire.RegisterRegion{Size: 4096})
+	c.refused(2, wire.CodeDescriptor, "no descriptor")
+	c.send(1, 0, 3, wire.RegisterRegion{Size: 4096}, 0, 1)
+	c.refused(3, wire.CodeDescriptor, "2 descriptors")
+	c.send(1, 0, 4, wire.RegisterRegion{Size: 4096}, make([]int, 200)...)
+	c.refused(4, wire.CodeDescriptor, "truncated")
+	c.send(1, 0, 5, wire.Ping{}, 0)
+	c.refused(5, wire.CodeDescriptor, "only REGISTER_REGION")
+	c.send(1, 0, 6, wire.RegisterRegion{Size: 4096, Layout: []byte("nonsense")}, 0)
+	c.refused(6, wire.CodeLayout, "")
+	c.send(1, 0, 0, wire.Ping{})
+	c.refused(0, wire.CodeMalformed, "without a request id")
+	c.send(2, 0, 7, wire.Ping{})
+	c.refused(7, wire.CodeVersion, "agreed was 1")
+	c.send(1, 2, 8, wire.Push{})
+	c.refused(8, wire.CodeMalformed, "flags")
+	c.send(1, wire.FlagQuiet, 9, wire.Ping{})
+	c.refused(9, wire.CodeMalformed, "flags")
+	c.send(1, 0, 10, wire.OK{})
+	c.refused(10, wire.CodeUnknownType, "not a request")
+	c.send(1, 0, 11, wire.Event{Kind: 0x99})
+	c.refused(11, wire.CodeUnknownType, "not a request")
+	c.send(1, 0, 12, wire.Revoke{Lease: 77})
+	c.refused(12, wire.CodeUnknownLease, "")
+	c.send(1, wire.FlagQuiet, 13, wire.Push{Lease: 77})
+	c.refused(13, wire.CodeUnknownLease, "")
+	handoff, _ := wire.AppendFrame(nil, 1, 0, 14, wire.Handoff{Lease: 1, Record: []byte("x")})
+	for i := range 4 {
+		handoff[wire.HeaderLen+8+i] = 0xff // a record of 4 GiB
+	}
+	if _, err := c.Write(handoff); err != nil {
+		t.Fatal(err)
+	}
+	c.refused(14, wire.CodeMalformed, "record of 4294967295 exceeds")
+	c.send(1, 0, 15, wire.Ping{Value: 42})
+	if m := c.expect(wire.TypePong).(wire.Pong); m.Value != 42 {
+		t.Errorf("pong %d", m.Value)
+	}
+	_ = c.Close()
+	eventually(t, "descriptors closed", func() bool { return openFDs(t) <= before })
+}
+
+// Where frames are lost the connection ends, with the reason.
+func TestLostFraming(t *testing.T) {
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
+	for name, edit := range map[string]func([]byte){
+		"magic":  func(b []byte) { b[0] = 'X' },
+		"length": func(b []byte) { b[11] = 0xff },
+	} {
+		c := rawDial(t, r.Socket)
+		c.hello(name, 1, 1)
+		c.expect(wire.TypeHelloOK)
+		b, _ := wire.AppendFrame(nil, 1, 0, 2, wire.Ping{})
+		edit(b)
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if ev := c.expect(wire.TypeGoodbye).(wire.Event); wire.Code(ev.Code) != wire.CodeFraming || ev.Text == "" {
+			t.Errorf("%s: %+v", name, ev)
+		}
+		c.ended()
+	}
+	c := rawDial(t, r.Socket)
+	if _, err := c.Write([]byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	c.refused(0, wire.CodeFraming, "bad magic")
+	c.ended()
+}
+
+// A silent engine that asked to be watched is given up; one that did not is not.
+func TestSilentEngine(t *testing.T) {
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
+	c := rawDial(t, r.Socket)
+	c.send(1, 0, 1, wire.Hello{VersionMin: 1, VersionMax: 1, SilenceMS: 50, EngineID: "silent"})
+	c.expect(wire.TypeHelloOK)
+	patient := rawDial(t, r.Socket)
+	patient.hello("patient", 1, 1)
+	patient.expect(wire.TypeHelloOK)
+	if ev := c.expect(wire.TypeGoodbye).(wire.Event); wire.Code(ev.Code) != wire.CodeSlow {
+		t.Errorf("%+v", ev)
+	}
+	c.ended()
+	patient.send(1, 0, 2, wire.Ping{})
+	patient.expect(wire.TypePong)
+}

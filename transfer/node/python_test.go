@@ -1,0 +1,71 @@
+package node_test
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// A client in another language, written from docs/protocol.md, moves a block.
+func TestPythonClient(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("python3 is not installed")
+	}
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "tcp"})
+	s := startNode(t, nodeConfig{NodeID: "node-b", Transport: "tcp"})
+	l := transfer.Layout{DType: transfer.F32, Layers: 1, Blocks: 4, BlockTokens: 16, Planes: 1, Heads: 1, HeadsTotal: 1, HeadBytes: 256, TPSize: 1,
+		LayerStride: 4 * 4096, BlockStride: 4096, PlaneStride: 4096, TokenStride: 256, HeadStride: 256}
+	d := newEngine(t, s.Socket, "d", l)
+	tk := ticket.Ticket{Nonce: ticket.NewNonce(), PNode: "node-a", DNode: "node-b", PEngine: "python", DEngine: "d", Deadline: time.Now().Add(time.Minute)}
+	raw := ticket.Mint(clusterKey, tk)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "testdata/client.py", r.Socket, "python", d.Info().DataAddr, hex.EncodeToString(raw))
+	type result struct {
+		out []byte
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, err := cmd.CombinedOutput()
+		done <- result{out, err}
+	}()
+	presented := func() transfer.Event {
+		select {
+		case ev := <-d.of(tk.Nonce):
+			return ev
+		case res := <-done:
+			t.Fatalf("client ended early: %v\n%s", res.err, res.out)
+			return transfer.Event{}
+		}
+	}()
+	if presented.Kind != transfer.EventPresented || string(presented.Meta) != "from python" || presented.PEngine != "python" {
+		t.Errorf("presented: %+v", presented)
+	}
+	if _, err := d.Bind(t.Context(), transfer.BindReq{Ticket: raw, Region: d.region, Blocks: []uint32{3}}); err != nil {
+		t.Fatal(err)
+	}
+	if ev := d.until(tk.Nonce, transfer.EventSettled); string(ev.Record) != "record of python" {
+		t.Errorf("record %q", ev.Record)
+	}
+	for i, b := range block(d, 0, 3) {
+		if b != byte(i*7+3) {
+			t.Fatalf("byte %d of the block is %#x", i, b)
+		}
+	}
+	res := <-done
+	var said struct {
+		Node string
+		Seq  uint64
+	}
+	if err := json.Unmarshal(res.out, &said); res.err != nil || err != nil || said.Node != "node-a" || said.Seq != 41 {
+		t.Errorf("client: %v, %v\n%s", res.err, err, res.out)
+	}
+}

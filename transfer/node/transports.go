@@ -1,0 +1,30 @@
+package node
+
+import (
+	"fmt"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/shm"
+	"github.com/headrace/headrace/transfer/tcp"
+)
+
+// newEngine starts the data plane with the transports asked for.
+func newEngine(cfg Config, m *metrics) (*transfer.Engine, error) {
+	transports := cfg.Transports
+	if len(transports) == 0 {
+		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{})} // the local copy where it applies
+	}
+	tc := transfer.Config{
+		NodeID: cfg.NodeID, Epoch: cfg.Epoch, ClusterKey: cfg.ClusterKey, Listen: cfg.Listen, Advertise: cfg.Advertise,
+		Transports: transports, Transport: cfg.Transport, Lanes: cfg.Lanes, RateLimit: cfg.RateLimit,
+		PingInterval: cfg.PingInterval, DeadAfter: cfg.Silence, Limits: cfg.Limits, Logger: cfg.Logger, Metrics: m,
+	}
+	if cfg.Debug {
+		tc.Pauses = transfer.NewPauses()
+	}
+	eng, err := transfer.New(tc)
+	if err != nil {
+		return nil, fmt.Errorf("start data plane: %w", err)
+	}
+	return eng, nil
+}
