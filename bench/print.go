@@ -1,0 +1,28 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Print writes a report: a table, or with asJSON the document.
+func Print(w io.Writer, r *Report, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(r)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "transport\tblock KiB\tours GB/s\tlimit GB/s\tratio\tlowest\thighest\tours CPU s/GB\tlimit CPU s/GB\tlimit is\t")
+	for _, row := range r.Rows {
+		fmt.Fprintf(t, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%s\t\n", row.Transport, row.BlockBytes>>10, row.OursGBps, row.LimitGBps,
+			row.Ratio, row.RatioMin, row.RatioMax, row.OursCPUPerGB, row.LimitCPUPerGB, row.Limit)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "medians of alternating pairs; limits: %s; daemons: %s; %d CPUs, %s, %s\n", r.Limits, r.Daemons, r.Machine.CPUs, r.Machine.Kernel, r.Machine.Go)
+	return err
+}
