@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Installs the system packages that are missing, or names them in one line with the command that installs them.
+#   scripts/deps.sh run     what `make up` needs
+#   scripts/deps.sh test    what the tests need as well
+set -euo pipefail
+
+level=${1:-run}
+model=${XDG_CACHE_HOME:-$HOME/.cache}/headrace/models/SmolLM2-135M-Instruct.Q4_1.gguf
+needed=()
+wished=()
+
+if ! command -v go >/dev/null; then
+	echo "deps: Go is missing; install Go 1.26 or newer and put it on the PATH" >&2
+	exit 1
+fi
+compiles() { echo 'int main(void){return 0;}' | "${CC:-cc}" -x c -o /dev/null - 2>/dev/null || echo 'int main(void){return 0;}' | gcc -x c -o /dev/null - 2>/dev/null; }
+has_pip() { pip --version >/dev/null 2>&1 || pip3 --version >/dev/null 2>&1 || python3 -m pip --version >/dev/null 2>&1 || command -v uv >/dev/null; }
+has_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
+
+if [ ! -s "$model" ]; then has_pip || needed+=(python3-pip); fi
+if [ "$level" = test ]; then
+	compiles || needed+=(gcc libc6-dev)
+	has_venv || needed+=(python3-venv)
+	command -v git >/dev/null || needed+=(git)
+else
+	compiles || wished+=(gcc libc6-dev)
+fi
+# Headers make a build that can use RDMA; nothing else needs them.
+[ -e /usr/include/infiniband/verbs.h ] || wished+=(libibverbs-dev)
+
+all=("${needed[@]}" "${wished[@]}")
+[ ${#all[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+	export DEBIAN_FRONTEND=noninteractive
+	echo "deps: installing ${all[*]}"
+	log=$(mktemp)
+	trap 'rm -f "$log"' EXIT
+	install() { apt-get install -y --no-install-recommends "$@" >"$log" 2>&1 </dev/null; }
+	install "${all[@]}" && exit 0
+	apt-get update >"$log" 2>&1 </dev/null || true
+	install "${all[@]}" && exit 0
+	# What is only wished for must not stand in the way.
+	if [ ${#needed[@]} -eq 0 ]; then
+		echo "deps: going on without ${wished[*]}"
+		exit 0
+	fi
+	install "${needed[@]}" && exit 0
+	tail -n 5 "$log" >&2
+fi
+if [ ${#needed[@]} -gt 0 ]; then
+	echo "deps: missing ${needed[*]}; run: apt-get install -y ${all[*]}" >&2
+	exit 1
+fi
+echo "deps: going on without ${wished[*]} (to have them: apt-get install -y ${wished[*]})"
