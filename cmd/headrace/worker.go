@@ -119,7 +119,7 @@ func (l *workerListing) onNode(n *nodeclient.Info) {
 	if l.kept == nil {
 		return
 	}
-	if err := l.kept.Update(l.entry); err != nil {
+	if err := l.kept.Update(l.entry); err != nil && !errors.Is(err, registry.ErrClosed) {
 		l.cfg.Logger.Warn("listing is out of date", "err", err)
 	}
 }
