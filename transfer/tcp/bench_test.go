@@ -1,0 +1,188 @@
+package tcp
+
+import (
+	"bufio"
+	"encoding/base64"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/ticket"
+	"github.com/headrace/headrace/transfer/transporttest"
+)
+
+// A benchmark's target runs in a process of its own, this binary started again, as the C loop's does.
+const targetEnv = "HEADRACE_BENCH_TARGET"
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(targetEnv); spec != "" {
+		runTarget(spec)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// benchShape is 512 MiB in blocks of that many KiB.
+func benchShape(blockKiB uint32) transporttest.Shape {
+	return transporttest.Shape{Layers: 4, Blocks: 128 << 10 / blockKiB, BlockTokens: 16, Heads: 4, HeadBytes: blockKiB << 10 / 16 / 4 / 2}
+}
+
+func scattered(n uint32, seed uint64) []uint32 {
+	ids := make([]uint32, n)
+	for i, v := range rand.New(rand.NewPCG(seed, 1)).Perm(int(n)) {
+		ids[i] = uint32(v)
+	}
+	return ids
+}
+
+type benchEngine struct {
+	e      *transfer.Engine
+	c      *transfer.Client
+	region transfer.RegionID
+	lay    transfer.Layout
+	mem    *transporttest.Memory
+}
+
+func newBenchEngine(t testing.TB, node, engine string, kib uint32, lanes int, ev func(transfer.Event)) *benchEngine {
+	e, err := transfer.New(transfer.Config{
+		NodeID: node, ClusterKey: transporttest.Key, Transports: []transfer.Transport{New(Config{SendBuffer: envInt("SNDBUF"), ReceiveBuffer: envInt("RCVBUF")})}, Lanes: lanes, Listen: "127.0.0.1:0",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &benchEngine{e: e, lay: benchShape(kib).Layout()}
+	if b.c, err = e.Attach(engine, ev); err != nil {
+		t.Fatal(err)
+	}
+	size := b.lay.LayerStride * uint64(b.lay.Layers)
+	b.mem = transporttest.NewMemory(t, size)
+	for i := 0; i < len(b.mem.Bytes); i += 4096 {
+		b.mem.Bytes[i] = 1
+	}
+	if b.region, err = b.c.AddRegion(b.mem.FD(t), size, b.lay, transfer.RegionPopulate); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func envInt(name string) int {
+	n, _ := strconv.Atoi(os.Getenv(name))
+	return n
+}
+
+// target is the child: it binds whatever is presented, until its standard input ends.
+func runTarget(spec string) {
+	var kib uint32
+	var lanes int
+	fmt.Sscanf(spec, "%d,%d", &kib, &lanes)
+	t := &fatalTB{}
+	type presented struct{ tokens uint32 }
+	events := make(chan transfer.Event, 64)
+	b := newBenchEngine(t, "node-d", "decode", kib, lanes, func(ev transfer.Event) { events <- ev })
+	fmt.Println("addr", b.e.DataAddr())
+	tickets := make(chan []byte, 64)
+	go func() {
+		in := bufio.NewScanner(os.Stdin)
+		for in.Scan() {
+			raw, err := base64.StdEncoding.DecodeString(in.Text())
+			if err != nil {
+				t.Fatal(err)
+			}
+			tickets <- raw
+		}
+		os.Exit(0)
+	}()
+	for ev := range events {
+		if ev.Kind != transfer.EventPresented {
+			continue
+		}
+		req := transfer.BindReq{Ticket: <-tickets, Region: b.region, Blocks: scattered(b.lay.Blocks, 2)}
+		if _, err := b.c.Bind(req); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fatalTB is a testing.TB for the child.
+type fatalTB struct{ testing.TB }
+
+func (*fatalTB) Helper()        {}
+func (*fatalTB) Cleanup(func()) {}
+func (*fatalTB) Fatal(a ...any) {
+	fmt.Fprintln(os.Stderr, a...)
+	os.Exit(1)
+}
+func (t *fatalTB) Fatalf(f string, a ...any) { t.Fatal(fmt.Sprintf(f, a...)) }
+
+// BenchmarkScattered pushes leases of 512 MiB in scattered blocks between two processes. Its peer is
+// lab/peers/limits/scattered-tcp.c with the same block size.
+func BenchmarkScattered(b *testing.B) {
+	for _, kib := range []uint32{16, 64, 256} {
+		for _, lanes := range []int{1, 2, 4} {
+			b.Run(fmt.Sprintf("%dKiB/lanes=%d", kib, lanes), func(b *testing.B) { benchScattered(b, kib, lanes) })
+		}
+	}
+}
+
+func benchScattered(b *testing.B, kib uint32, lanes int) {
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=%d,%d", targetEnv, kib, lanes))
+	child.Stderr = os.Stderr
+	in, _ := child.StdinPipe()
+	out, _ := child.StdoutPipe()
+	if err := child.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer child.Wait()
+	defer in.Close()
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	addr := strings.Fields(line)[1]
+	events := make(chan transfer.Event, 1024)
+	p := newBenchEngine(b, "node-p", "prefill", kib, lanes, func(ev transfer.Event) { events <- ev })
+	defer p.e.Close()
+	blocks := scattered(p.lay.Blocks, 1)
+	b.SetBytes(int64(len(p.mem.Bytes)))
+	b.ResetTimer()
+	for range b.N {
+		b.StopTimer()
+		tk := ticket.Ticket{
+			Nonce: ticket.NewNonce(), PNode: "node-p", DNode: "node-d", PEngine: "prefill", DEngine: "decode",
+			Fingerprint: transporttest.Fingerprint, Deadline: time.Now().Add(time.Minute),
+		}
+		raw := ticket.Mint(transporttest.Key, tk)
+		fmt.Fprintln(in, base64.StdEncoding.EncodeToString(raw))
+		id, err := p.c.Present(transfer.PresentReq{Ticket: raw, Peer: addr, Region: p.region, Tokens: p.lay.Blocks * p.lay.BlockTokens, Blocks: blocks})
+		if err != nil {
+			b.Fatal(err)
+		}
+		waitKind(b, events, transfer.EventBound)
+		b.StartTimer()
+		for layer := range p.lay.Layers {
+			if err := p.c.Push(id, []transfer.Unit{{Layer: layer, Count: p.lay.Blocks}}, uint64(layer)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		p.c.Handoff(id, nil)
+		waitKind(b, events, transfer.EventSettled)
+	}
+}
+
+func waitKind(b *testing.B, events chan transfer.Event, kind transfer.EventKind) {
+	for ev := range events {
+		if ev.Kind == kind {
+			return
+		}
+		if ev.Kind != transfer.EventPushed {
+			b.Fatalf("%v: %s", ev.Kind, ev.Reason)
+		}
+	}
+}
