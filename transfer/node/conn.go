@@ -143,6 +143,7 @@ func (c *conn) close(readErr error) {
 	if errors.As(readErr, &e) {
 		c.end(e, false)
 	}
+	c.once.Do(func() {}) // the engine left by itself: what comes now is no reason any more
 	start := time.Now()
 	err := c.client.Close()
 	c.waiting.Wait()

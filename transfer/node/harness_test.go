@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,13 +61,34 @@ func TestMain(m *testing.M) {
 	case os.Getenv(engineEnv) != "":
 		err = engineChild(os.Getenv(engineEnv))
 	default:
-		os.Exit(m.Run())
+		code := m.Run()
+		if left := leaked(); code == 0 && left != "" {
+			fmt.Fprintln(os.Stderr, "goroutines left behind:\n"+left)
+			code = 1
+		}
+		os.Exit(code)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// leaked gives the goroutines of ours that do not end.
+func leaked() string {
+	http.DefaultClient.CloseIdleConnections()
+	for deadline := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
+		left := ""
+		for _, g := range strings.Split(stacks(), "\n\n") {
+			if strings.Contains(g, "headrace/transfer") && !strings.Contains(g, "TestMain") {
+				left += g + "\n\n"
+			}
+		}
+		if left == "" || time.Now().After(deadline) {
+			return left
+		}
+	}
 }
 
 func nodeChild(doc string) error {

@@ -70,13 +70,40 @@ var (
 	descBacklog    = prometheus.NewDesc("headrace_channel_backlog_bytes", "Bytes pushed and not yet landed.", channelLabels, nil)
 	descErrors     = prometheus.NewDesc("headrace_channel_errors_total", "Errors of the channel.", channelLabels, nil)
 	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
-	descTotal      = prometheus.NewDesc("headrace_total", "Counts since the daemon started.", []string{"what"}, nil)
 )
+
+// totals are counts since the daemon started.
+var totals = []struct {
+	desc *prometheus.Desc
+	get  func(*transfer.Totals) uint64
+}{
+	total("headrace_sent_bytes_total", "Payload sent and completed.", func(t *transfer.Totals) uint64 { return t.BytesSent }),
+	total("headrace_landed_bytes_total", "Payload landed, counted once.", func(t *transfer.Totals) uint64 { return t.BytesLanded }),
+	total("headrace_pieces_duplicate_total", "Pieces that had landed before.", func(t *transfer.Totals) uint64 { return t.PiecesDuplicate }),
+	total("headrace_pieces_discarded_total", "Pieces of leases that had ended, or broken off by the sender.", func(t *transfer.Totals) uint64 { return t.PiecesDiscarded }),
+	total("headrace_leases_presented_total", "Leases presented.", func(t *transfer.Totals) uint64 { return t.LeasesPresented }),
+	total("headrace_tickets_refused_total", "Tickets refused.", func(t *transfer.Totals) uint64 { return t.TicketsRefused }),
+	total("headrace_channels_opened_total", "Channels opened.", func(t *transfer.Totals) uint64 { return t.ChannelsOpened }),
+	total("headrace_channels_died_total", "Channels that died.", func(t *transfer.Totals) uint64 { return t.ChannelsDied }),
+	total("headrace_handshakes_failed_total", "Handshakes that failed.", func(t *transfer.Totals) uint64 { return t.HandshakesFailed }),
+	total("headrace_fences_forced_total", "Fences that needed a lane to be aborted.", func(t *transfer.Totals) uint64 { return t.FencesForced }),
+}
+
+func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
+	desc *prometheus.Desc
+	get  func(*transfer.Totals) uint64
+}) {
+	t.desc, t.get = prometheus.NewDesc(name, help, nil, nil), get
+	return t
+}
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
-		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descTotal} {
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes} {
 		ch <- d
+	}
+	for _, t := range totals {
+		ch <- t.desc
 	}
 }
 
@@ -110,7 +137,9 @@ func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLeases, float64(n), k[0], k[1])
 	}
 	collectChannels(st.Channels, ch)
-	collectTotals(st.Totals, ch)
+	for _, t := range totals {
+		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.CounterValue, float64(t.get(&st.Totals)))
+	}
 }
 
 // collectChannels adds up ends with equal labels: two daemons may have dialled each other more than once over time.
@@ -147,16 +176,5 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 		} {
 			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
 		}
-	}
-}
-
-func collectTotals(t transfer.Totals, ch chan<- prometheus.Metric) {
-	for what, n := range map[string]uint64{
-		"bytes_sent": t.BytesSent, "bytes_landed": t.BytesLanded, "pieces_duplicate": t.PiecesDuplicate, "pieces_discarded": t.PiecesDiscarded,
-		"leases_presented": t.LeasesPresented, "leases_settled": t.LeasesSettled, "leases_revoked": t.LeasesRevoked, "leases_expired": t.LeasesExpired,
-		"tickets_refused": t.TicketsRefused, "channels_opened": t.ChannelsOpened, "channels_died": t.ChannelsDied,
-		"handshakes_failed": t.HandshakesFailed, "fences_forced": t.FencesForced,
-	} {
-		ch <- prometheus.MustNewConstMetric(descTotal, prometheus.CounterValue, float64(n), what)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -224,4 +226,56 @@ func TestSilentEngine(t *testing.T) {
 	c.ended()
 	patient.send(1, 0, 2, wire.Ping{})
 	patient.expect(wire.TypePong)
+}
+
+// A process of another user is refused, also where the socket's mode would let it in.
+func TestOtherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be somebody else for a moment")
+	}
+	dir, err := os.MkdirTemp("", "other-user") // t.TempDir lies in a folder closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm", Dir: dir})
+	for path, mode := range map[string]os.FileMode{r.Socket: 0o666, dir: 0o755} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn := make(chan *net.UnixConn, 1)
+	go func() { // on a thread of its own, whose credentials alone change
+		defer close(conn)
+		runtime.LockOSThread()
+		const nobody, keep = 65534, ^uintptr(0)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, nobody, keep); errno != 0 {
+			t.Error(errno)
+			return // still locked: the thread ends with the goroutine
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Connect(fd, &unix.SockaddrUnix{Name: r.Socket})
+		}
+		if err != nil {
+			t.Errorf("connect as another user: %v", err)
+			return
+		}
+		f := os.NewFile(uintptr(fd), "socket")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn <- c.(*net.UnixConn)
+	}()
+	uc := <-conn
+	if uc == nil {
+		return
+	}
+	defer uc.Close()
+	c := &rawConn{UnixConn: uc, t: t, r: wire.NewReader(uc)}
+	c.refused(0, wire.CodeDenied, "user id 65534 may not attach")
+	c.ended()
 }
