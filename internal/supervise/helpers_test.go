@@ -111,8 +111,8 @@ func beListed(ctx context.Context, kind string, args []string) error {
 		return err
 	}
 	defer reg.Close()
-	id, host := option(args, "id"), ""
-	host, _ = os.Hostname()
+	id := option(args, "id")
+	host, _ := os.Hostname()
 	socket := option(args, "socket")
 	switch kind {
 	case "node":
