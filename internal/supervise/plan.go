@@ -15,6 +15,9 @@ import (
 // partsMax bounds a mistyped --decode 1000 before it starts a thousand processes.
 const partsMax = 64
 
+// drainTimeout is how long streams may go on after the first Ctrl-C: a person is waiting.
+const drainTimeout = 5 * time.Second
+
 // Common are the options that every child is started with as `headrace up` was.
 type Common struct {
 	Config    string // path of the configuration file, "" for none
@@ -119,7 +122,7 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 	for i := range o.Decode {
 		worker("decode", i, (first+i%max(1, o.Nodes-first))%o.Nodes)
 	}
-	router := make("router", "router-0", 15*time.Second, "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
+	router := make("router", "router-0", drainTimeout+5*time.Second, "--drain-timeout", drainTimeout.String(), "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
 	router.spec.Files = []*os.File{listener}
 	return append(parts, router)
 }

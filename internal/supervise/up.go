@@ -238,6 +238,7 @@ func (u *upper) run(ctx context.Context) error {
 		case <-changed:
 		case <-u.exits:
 		case <-ctx.Done():
+			u.progress("stopping; Ctrl-C once more stops at once")
 			return nil
 		case err := <-u.etcdErr:
 			return fmt.Errorf("run etcd: %w", err)
