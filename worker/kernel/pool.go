@@ -30,6 +30,8 @@ const (
 	poolCount   = poolWaiting - 1
 	// spinTurns of PAUSE are about 20 us on current processors.
 	spinTurns = 600
+	// lateTurns are for a helper that was just woken.
+	lateTurns = 30
 	// pausesPerTurn keeps a turn long enough that the spinner hardly disturbs the line it watches.
 	pausesPerTurn = 1
 )
@@ -151,19 +153,23 @@ func (p *Pool) seen() bool {
 
 func (p *Pool) help(thread int) {
 	defer p.wg.Done()
+	turns := spinTurns
 	for !p.closed.Load() {
-		if p.spin() && p.enter() {
+		if p.spin(turns) && p.enter() {
 			p.work(thread)
 			p.leave()
+			turns = spinTurns
 			continue
 		}
+		// Whoever is woken too late for the run, because others want the processor, must not burn it as well.
+		turns = lateTurns
 		p.park()
 	}
 }
 
 // spin waits a moment for a run.
-func (p *Pool) spin() bool {
-	for range spinTurns {
+func (p *Pool) spin(turns int) bool {
+	for range turns {
 		if p.seen() {
 			return true
 		}
