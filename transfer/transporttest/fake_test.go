@@ -1,0 +1,121 @@
+package transporttest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/headrace/headrace/transfer"
+)
+
+func fakeFactory(mk func() *Fake) Factory {
+	f := mk() // both daemons share it: it is their network
+	return Factory{New: func() transfer.Transport { return f }, Network: NewNetwork(), ReadPause: transfer.PauseReadFrame}
+}
+
+func TestFakeConformance(t *testing.T) {
+	for _, oneSided := range []bool{false, true} {
+		t.Run(fmt.Sprintf("oneSided=%v", oneSided), func(t *testing.T) {
+			Run(t, fakeFactory(func() *Fake { return &Fake{OneSided: oneSided} }))
+		})
+	}
+}
+
+// The canary test once more, with every second piece in some trouble that a lane survives.
+func TestFakeCanaryUnderFaults(t *testing.T) {
+	for _, oneSided := range []bool{false, true} {
+		t.Run(fmt.Sprintf("oneSided=%v", oneSided), func(t *testing.T) {
+			var mu sync.Mutex
+			r := rand.New(rand.NewPCG(9, 9))
+			testCanary(t, fakeFactory(func() *Fake {
+				return &Fake{OneSided: oneSided, Faults: func(int, int, transfer.Piece) Fault {
+					mu.Lock()
+					defer mu.Unlock()
+					return []Fault{None, None, Delay, Duplicate, Reorder}[r.IntN(5)]
+				}}
+			}))
+		})
+	}
+}
+
+// A fault on one lane: the lease settles over the others, nothing counts twice, and what landed is right.
+func TestFakeSettlesDespiteLaneFaults(t *testing.T) {
+	for _, oneSided := range []bool{false, true} {
+		for name, fault := range map[string]Fault{
+			"Drop": Drop, "Truncate": Truncate, "Corrupt": Corrupt, "Duplicate": Duplicate, "Reorder": Reorder, "Delay": Delay,
+		} {
+			t.Run(fmt.Sprintf("%s/oneSided=%v", name, oneSided), func(t *testing.T) {
+				defer CheckLeaks(t)()
+				faults := func(lane, n int, _ transfer.Piece) Fault {
+					if n == 3 {
+						return fault
+					}
+					return None
+				}
+				p := NewPair(t, fakeFactory(func() *Fake { return &Fake{OneSided: oneSided, Faults: faults} }), Options{})
+				q := p.NewRequest(newRand(), 900, 0, patience)
+				q.Present(t, nil)
+				q.Bind(t)
+				q.PushAll(t, []byte("record"))
+				q.Settled(t, []byte("record"))
+				if got, want := p.D.Engine.Status().Totals.BytesLanded, uint64(900)*4*2*4*512; got != want {
+					t.Errorf("%d bytes counted, want %d", got, want)
+				}
+				p.Close(t)
+			})
+		}
+	}
+}
+
+// A lane that stalls in the middle of a piece is fenced by force where agreement cannot stop it, and the channel goes on.
+func TestFakeStallIsFenced(t *testing.T) {
+	for _, oneSided := range []bool{false, true} {
+		for _, who := range []string{"prefill", "decode"} {
+			t.Run(fmt.Sprintf("%s/oneSided=%v", who, oneSided), func(t *testing.T) {
+				defer CheckLeaks(t)()
+				stalled := make(chan struct{})
+				var once atomic.Bool // a new channel counts from 0 again
+				p := NewPair(t, fakeFactory(func() *Fake {
+					return &Fake{OneSided: oneSided, Faults: func(lane, n int, _ transfer.Piece) Fault {
+						if n == 2 && once.CompareAndSwap(false, true) {
+							close(stalled)
+							return Stall
+						}
+						return None
+					}}
+				}), Options{})
+				q := p.NewRequest(newRand(), 900, 0, patience)
+				q.Present(t, nil)
+				q.Bind(t)
+				q.PushAll(t, nil)
+				<-stalled
+				s, id := p.P, q.PLease
+				if who == "decode" {
+					s, id = p.D, q.DLease
+				}
+				if err := s.Client.Revoke(id, "stalled"); err != nil {
+					t.Fatal(err)
+				}
+				if who == "decode" {
+					p.D.set(q.Dst, canaryTarget)
+				}
+				p.P.End(t, q.Ticket.Nonce)
+				p.D.End(t, q.Ticket.Nonce)
+				if who == "decode" {
+					checkOnly(t, p.D, q.Dst, canaryTarget, "a byte landed after a forced fence")
+				}
+				if forced := p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced; (forced > 0) != oneSided {
+					t.Errorf("%d fences were forced", forced)
+				}
+				q2 := p.NewRequest(newRand(), 300, 0, patience)
+				q2.Present(t, nil)
+				q2.Bind(t)
+				q2.PushAll(t, nil)
+				q2.Settled(t, nil)
+				p.Close(t)
+			})
+		}
+	}
+}
