@@ -10,15 +10,14 @@ import (
 
 // Config is the shape of a model.
 type Config struct {
-	Name                         string
-	Layers, Heads, KVHeads       int
-	HeadDim, Dim, FFN            int
-	Vocab, Context               int
-	RopeBase, Eps                float32
-	Fingerprint                  [32]byte // of everything that decides the bytes of a KV cache
-	qDim, kvDim, groupHeads      int
-	attnScale                    float32
-	hasOutput, hasRopeFreqFactor bool
+	Name                    string
+	Layers, Heads, KVHeads  int
+	HeadDim, Dim, FFN       int
+	Vocab, Context          int
+	RopeBase, Eps           float32
+	Fingerprint             [32]byte // of everything that decides the bytes of a KV cache
+	qDim, kvDim, groupHeads int
+	attnScale               float32
 }
 
 // KVDim is the number of floats that a token's keys (or values) take in one layer.
