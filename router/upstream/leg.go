@@ -7,10 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -215,7 +213,7 @@ func (l *Leg) run() {
 // exchange does the whole request, all but its last batch sent.
 func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 	fail := func(kind Kind, format string, err error) Batch {
-		if errors.Is(err, os.ErrDeadlineExceeded) && kind == KindLost {
+		if kind == KindLost && timedOut(err) {
 			kind = KindSilent
 		}
 		return Batch{Err: &Error{kind, fmt.Errorf(format, l.Target.ID, l.Target.Addr, err)}}
@@ -235,7 +233,7 @@ func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 	writeErr := l.write(cn)
 	r := response{br: cn.br}
 	if err := r.readHeader(); err != nil {
-		if writeErr != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		if writeErr != nil && !timedOut(err) {
 			err = writeErr
 		}
 		if errors.Is(err, errMalformed) {
@@ -319,5 +317,8 @@ func (l *Leg) pump(r *response, fail func(Kind, string, error) Batch) Batch {
 	}
 }
 
-// Refused tells whether err says that nobody listens at the address.
-func Refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+// timedOut knows the timeouts of net and of fasthttp.
+func timedOut(err error) bool {
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}

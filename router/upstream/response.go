@@ -106,6 +106,9 @@ func (r *response) readMore(buf *buffer) error {
 		if r.left == 0 {
 			return io.EOF
 		}
+		if !first && r.br.Buffered() == 0 {
+			return nil // the chunk's size was there, but none of its data
+		}
 		if len(buf.b) == cap(buf.b) {
 			buf.b = append(buf.b, 0)[:len(buf.b)]
 		}

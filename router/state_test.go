@@ -1,0 +1,131 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+// TestStates walks all walks of four steps: what is allowed keeps the gauges right, what is not panics.
+func TestStates(t *testing.T) {
+	r := &Router{metrics: newMetrics(prometheus.NewRegistry())}
+	sum := func() (n float64) {
+		for i := state(0); i < stateDone; i++ {
+			n += value(r.metrics.phases[i])
+		}
+		return n
+	}
+	walks := 0
+	var walk func(q request, depth int)
+	walk = func(q request, depth int) {
+		if depth == 0 || q.state.terminal() {
+			walks++
+			return
+		}
+		for next := state(0); next < stateCount; next++ {
+			q := q
+			was := q.state
+			var broke any
+			func() {
+				defer func() { broke = recover() }()
+				q.enter(next)
+			}()
+			if ok := next == was || was.mayBecome(next); ok != (broke == nil) {
+				t.Fatalf("%s to %s: %v", was, next, broke)
+			}
+			want := 1.0
+			if q.state.terminal() {
+				want = 0
+			}
+			if got := sum(); got != want {
+				t.Fatalf("%s to %s: %v requests counted", was, next, got)
+			}
+			if broke == nil {
+				walk(q, depth-1)
+			}
+			// Undo, for the next branch.
+			if !q.state.terminal() {
+				r.metrics.phases[q.state].Dec()
+			}
+			r.metrics.phases[was].Inc()
+		}
+	}
+	r.metrics.phases[stateQueued].Inc()
+	walk(request{r: r, state: stateQueued}, 4)
+	if walks == 0 {
+		t.Error("no walks")
+	}
+}
+
+func TestAdmission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAdmission(1, 2)
+		ctx, cancel := context.WithCancelCause(context.Background())
+		if err := a.enter(ctx); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan error, 2)
+		for range 2 {
+			go func() { got <- a.enter(ctx) }()
+			synctest.Wait()
+		}
+		if err := a.enter(ctx); !errors.Is(err, errQueueFull) {
+			t.Errorf("a fourth: %v", err)
+		}
+		a.leave() // the second's turn
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		cancel(errClientGone)
+		if err := <-got; !errors.Is(err, errClientGone) {
+			t.Errorf("the third: %v", err)
+		}
+		a.leave()
+		if running, waiting := a.counts(); running != 0 || waiting != 0 {
+			t.Errorf("%d run, %d wait", running, waiting)
+		}
+	})
+}
+
+func TestCoolDown(t *testing.T) {
+	src := &fleetSource{changed: make(chan struct{}), workers: []pairing.Worker{{ID: "a", Model: "m", Addr: "a:1"}}}
+	client := upstream.New(upstream.Config{})
+	defer client.Close()
+	f := newFleet(src, client)
+	defer f.close()
+	now := time.Unix(1000, 0)
+	f.now = func() time.Time { return now }
+	cooling := func() time.Duration { return f.view().Workers[0].CoolUntil.Sub(now) }
+	for _, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
+		f.failed("a", "lost")
+		f.failed("a", "lost") // the same fault, seen by another request
+		if got := cooling(); got != want*time.Second {
+			t.Errorf("cools for %s, want %d s", got, want)
+		}
+		now = now.Add(want * time.Second)
+	}
+	f.served(&src.workers[0])
+	f.failed("a", "lost")
+	if got := cooling(); got != time.Second {
+		t.Errorf("cools for %s behind a success", got)
+	}
+	f.take([]pairing.Worker{{ID: "a", Model: "m", Addr: "a:1", Incarnation: "2"}})
+	if got := cooling(); got > 0 {
+		t.Errorf("a new process cools for %s", got)
+	}
+	f.bar("a", "b")
+	if !f.barred("a", "b") || f.barred("b", "a") {
+		t.Error("bar")
+	}
+	now = now.Add(barFor + 1)
+	if f.barred("a", "b") {
+		t.Error("barred for ever")
+	}
+}
