@@ -237,6 +237,16 @@ func TestPreemptionIsInvisible(t *testing.T) {
 	}
 }
 
+func TestReaderThatIsBehindMissesNothing(t *testing.T) {
+	e := newEngine(t, 200, nil)
+	p := prompt(4, 10)
+	ch := submit(t, e, &api.Request{Prompt: p, MaxTokens: 5 * outBuffer})
+	settle(t, e, idle) // all is computed before the first event is read
+	if got, last := collect(t, ch); !slices.Equal(got, want(p, 5*outBuffer)) || last.Finish != "length" {
+		t.Fatalf("got %d tokens, want %d; last %+v", len(got), 5*outBuffer, last)
+	}
+}
+
 func TestResumeContinuesWhereItStopped(t *testing.T) {
 	e := newEngine(t, 64, nil)
 	p := prompt(3, 30)

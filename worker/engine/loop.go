@@ -136,8 +136,7 @@ func (e *Engine) Close() {
 	e.q.close()
 }
 
-// Submit takes a request. The channel delivers what api.TokenEvent promises and holds every event that the request can
-// produce, so the engine never waits for a reader. Cancelling ctx ends the request early.
+// Submit takes a request. The channel delivers what api.TokenEvent promises. The engine never waits for its reader. Cancelling ctx ends the request early.
 func (e *Engine) Submit(ctx context.Context, r *api.Request) (<-chan api.TokenEvent, error) {
 	n := len(r.Prompt) + len(r.Resume)
 	if n == 0 || n >= e.cfg.Context {
@@ -153,8 +152,8 @@ func (e *Engine) Submit(ctx context.Context, r *api.Request) (<-chan api.TokenEv
 		short.MaxTokens = room
 		r = &short
 	}
-	s := newSeq(r)
-	s.watch(ctx, func() { e.q.post(func() { e.cancel(s) }) })
+	s := newSeq(ctx, r)
+	s.watch(func() { e.q.post(func() { e.cancel(s) }) })
 	answer := make(chan error, 1)
 	if !e.q.post(func() { answer <- e.admit(s) }) {
 		s.stop()
@@ -299,7 +298,7 @@ func (e *Engine) end(s *seq, reason string) {
 	if s.state == stDone || s.state == stFencing {
 		return
 	}
-	s.finishOut()
+	s.finishOut(e)
 	e.remove(s)
 	e.dropLease(s, reason)
 }

@@ -21,11 +21,13 @@ const (
 
 // seq is one request on its way through the engine. The loop owns it.
 type seq struct {
-	req   *api.Request
-	out   chan api.TokenEvent
-	stop  func() bool // ends the watch on the client's context
-	timer *time.Timer // deadline of a wait that depends on a peer
-	order uint64      // of arrival
+	req    *api.Request
+	ctx    context.Context // the client's
+	out    chan api.TokenEvent
+	behind []api.TokenEvent // events that out had no room for
+	stop   func() bool      // ends the watch on the client's context
+	timer  *time.Timer      // deadline of a wait that depends on a peer
+	order  uint64           // of arrival
 
 	state     state
 	tokens    []int32 // prompt, resumed and sampled tokens
@@ -46,22 +48,32 @@ func (s *seq) generated() int     { return len(s.tokens) - s.prompt() }
 func (s *seq) bound() bool        { return s.lease != nil && s.lease.state == leaseBound }
 func (s *seq) isPrefillLeg() bool { return s.req.Role == api.RolePrefill }
 
-// emit never blocks: the channel holds every event that a request can produce.
+// outBuffer is how many events a reader may be behind before they are queued. Readers drain at once, so the queue is
+// there for the one that was not scheduled for a while.
+const outBuffer = 64
+
+// emit never blocks: what the channel does not take is queued, in order.
 func (s *seq) emit(ev api.TokenEvent) {
 	if s.outClosed {
 		return
 	}
-	select {
-	case s.out <- ev:
-	default:
-		panic("engine: event channel of a request is full")
+	s.behind = append(s.behind, ev)
+	for len(s.behind) > 0 {
+		select {
+		case s.out <- s.behind[0]:
+			s.behind = s.behind[1:]
+		default:
+			return
+		}
 	}
+	s.behind = nil
 }
 
 func (s *seq) phase(name string) { s.emit(api.TokenEvent{Kind: api.EventPhase, Phase: name}) }
 
-// finishOut ends the client's view of the request.
-func (s *seq) finishOut() {
+// finishOut ends the client's view of the request: the channel is closed when the reader has all events, gave up,
+// or the engine ends.
+func (s *seq) finishOut(e *Engine) {
 	if s.outClosed {
 		return
 	}
@@ -70,19 +82,31 @@ func (s *seq) finishOut() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	close(s.out)
+	if len(s.behind) == 0 {
+		close(s.out)
+		return
+	}
+	e.done.Go(func() {
+		defer close(s.out)
+		for _, ev := range s.behind {
+			select {
+			case s.out <- ev:
+			case <-s.ctx.Done():
+				return
+			case <-e.ctx.Done():
+				return
+			}
+		}
+	})
 }
 
-// eventsMax bounds the events of a request: one a token and the few phases beside them.
-func eventsMax(maxTokens int) int { return maxTokens + 32 }
-
-func newSeq(r *api.Request) *seq {
-	s := &seq{req: r, out: make(chan api.TokenEvent, eventsMax(r.MaxTokens)), content: kv.Root}
-	s.tokens = make([]int32, 0, len(r.Prompt)+r.MaxTokens+1)
+func newSeq(ctx context.Context, r *api.Request) *seq {
+	s := &seq{req: r, ctx: ctx, out: make(chan api.TokenEvent, outBuffer), content: kv.Root}
+	s.tokens = make([]int32, 0, len(r.Prompt)+len(r.Resume)+64)
 	s.tokens = append(append(s.tokens, r.Prompt...), r.Resume...)
 	s.context = len(s.tokens)
 	return s
 }
 
 // watch runs cancel once when the client's context ends.
-func (s *seq) watch(ctx context.Context, cancel func()) { s.stop = context.AfterFunc(ctx, cancel) }
+func (s *seq) watch(cancel func()) { s.stop = context.AfterFunc(s.ctx, cancel) }
