@@ -47,6 +47,7 @@ type flight struct {
 	ticket    []byte
 	presented chan struct{}
 	bound     chan struct{}
+	pushed    chan struct{}
 	settled   chan error // both sides' ends
 }
 
@@ -129,6 +130,11 @@ func (r *rig) event(ev transfer.Event) {
 		close(f.presented)
 	case transfer.EventBound:
 		close(f.bound)
+	case transfer.EventPushed:
+		select { // nobody listens but latency
+		case f.pushed <- struct{}{}:
+		default:
+		}
 	case transfer.EventSettled:
 		f.settled <- nil
 	case transfer.EventEnded, transfer.EventRefused:
@@ -150,7 +156,7 @@ func (r *rig) open(ctx context.Context, group int) (*flight, error) {
 	from, to := part(r.from, group), part(r.to, group)
 	last := r.daemons[len(r.daemons)-1]
 	t := ticket.Ticket{Nonce: ticket.NewNonce(), PNode: r.daemons[0].NodeID, DNode: last.NodeID, PEngine: "p", DEngine: "d", Deadline: time.Now().Add(5 * time.Minute)}
-	f := &flight{nonce: t.Nonce, blocks: uint32(len(from)), ticket: ticket.Mint(r.key, t), presented: make(chan struct{}), bound: make(chan struct{}), settled: make(chan error, 4)}
+	f := &flight{nonce: t.Nonce, blocks: uint32(len(from)), ticket: ticket.Mint(r.key, t), presented: make(chan struct{}), bound: make(chan struct{}), pushed: make(chan struct{}, 1), settled: make(chan error, 4)}
 	r.mu.Lock()
 	r.flights[t.Nonce] = f
 	r.mu.Unlock()
@@ -239,6 +245,34 @@ func (r *rig) move(ctx context.Context, size int64) (Measure, error) {
 		err = errors.Join(err, <-errs)
 	}
 	return Measure{Bytes: int64(passes) * int64(r.src.Size()), Seconds: time.Since(start).Seconds(), CPUSeconds: r.cpu() - before}, err
+}
+
+// latency pushes one block at a time, each when the one before has landed, and gives the times from the engine's call to
+// its event in microseconds.
+func (r *rig) latency(ctx context.Context) ([]float64, error) {
+	const samples = 500
+	f, err := r.open(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	var took []float64
+	for i := range min(f.blocks, samples) {
+		start := time.Now()
+		if err := r.p.Push(ctx, f.lease, []transfer.Unit{{First: i, Count: 1}}, uint64(i)); err != nil {
+			return nil, err
+		}
+		if err := f.wait(ctx, f.pushed); err != nil {
+			return nil, err
+		}
+		took = append(took, float64(time.Since(start).Nanoseconds())/1e3)
+	}
+	if err := r.p.Revoke(ctx, f.lease, "measured"); err != nil {
+		return nil, err
+	}
+	for range 2 {
+		<-f.settled // the ends of a revoked lease
+	}
+	return took, nil
 }
 
 // verify compares what landed with the source, block for block.

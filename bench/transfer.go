@@ -48,26 +48,28 @@ type Machine struct {
 
 // Row is one measurement: medians of the pairs, which are listed too.
 type Row struct {
-	Name          string  `json:"name"`
-	Transport     string  `json:"transport"`
-	Limit         string  `json:"limit"`
-	BlockBytes    int     `json:"block_bytes"`
-	BytesPerRun   int64   `json:"bytes_per_run"`
-	RegionBytes   int64   `json:"region_bytes"`
-	Lanes         int     `json:"lanes"`
-	Rounds        int     `json:"rounds"`
-	OursGBps      float64 `json:"ours_gb_per_s"`
-	LimitGBps     float64 `json:"limit_gb_per_s"`
-	Ratio         float64 `json:"ratio"` // median of the pairs' ratios
-	RatioMin      float64 `json:"ratio_min"`
-	RatioMax      float64 `json:"ratio_max"`
-	OursCPUPerGB  float64 `json:"ours_cpu_s_per_gb"`
-	LimitCPUPerGB float64 `json:"limit_cpu_s_per_gb"`
-	Pairs         []Pair  `json:"pairs"`
-	VerifiedBytes int64   `json:"verified_bytes"` // compared with the source after the first round
-	SetupMicros   float64 `json:"setup_us"`       // median of present and bind until P knows, a lease
-	UnitsPerLease int     `json:"units_per_lease"`
-	LeasesAtATime int     `json:"leases_at_a_time"`
+	Name           string  `json:"name"`
+	Transport      string  `json:"transport"`
+	Limit          string  `json:"limit"`
+	BlockBytes     int     `json:"block_bytes"`
+	BytesPerRun    int64   `json:"bytes_per_run"`
+	RegionBytes    int64   `json:"region_bytes"`
+	Lanes          int     `json:"lanes"`
+	Rounds         int     `json:"rounds"`
+	OursGBps       float64 `json:"ours_gb_per_s"`
+	LimitGBps      float64 `json:"limit_gb_per_s"`
+	Ratio          float64 `json:"ratio"` // median of the pairs' ratios
+	RatioMin       float64 `json:"ratio_min"`
+	RatioMax       float64 `json:"ratio_max"`
+	OursCPUPerGB   float64 `json:"ours_cpu_s_per_gb"`
+	LimitCPUPerGB  float64 `json:"limit_cpu_s_per_gb"`
+	Pairs          []Pair  `json:"pairs"`
+	VerifiedBytes  int64   `json:"verified_bytes"`   // compared with the source after the first round
+	BlockP50Micros float64 `json:"one_block_p50_us"` // one block, from the engine's push to its event
+	BlockP99Micros float64 `json:"one_block_p99_us"`
+	SetupMicros    float64 `json:"setup_us"` // median of present and bind until P knows, a lease
+	UnitsPerLease  int     `json:"units_per_lease"`
+	LeasesAtATime  int     `json:"leases_at_a_time"`
 }
 
 // Pair is one of ours and one of the limit, run next to each other.
@@ -188,6 +190,11 @@ func measure(ctx context.Context, o Options, dir, transport string, block int, l
 		row.Pairs = append(row.Pairs, p)
 		fmt.Fprintf(o.Progress, "%s %d KiB, round %d of %d: %.2f GB/s, limit %.2f GB/s\n", transport, block>>10, i+1, o.Rounds, p.Ours.GBps(), p.Limit.GBps())
 	}
+	took, err := rig.latency(ctx)
+	if err != nil {
+		return row, "", fmt.Errorf("measure one block: %w", err)
+	}
+	row.BlockP50Micros, row.BlockP99Micros = median(took), quantile(took, 0.99)
 	row.SetupMicros = median(rig.setup)
 	row.summarize()
 	return row, rig.what, nil
@@ -218,4 +225,9 @@ func median(v []float64) float64 {
 		return (v[n/2-1] + v[n/2]) / 2
 	}
 	return v[len(v)/2]
+}
+
+func quantile(v []float64, q float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[int(q*float64(len(v)-1))]
 }

@@ -3,6 +3,7 @@ package node_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -49,6 +50,15 @@ func landed(t *testing.T, a *attempt, rng *rand.Rand) {
 	eventually(t, "a block to land", func() bool { return b[0] != canaryTarget })
 }
 
+// slow limits the rate, after a first quarter of the cancels at full speed. A tenth of a second's bytes may be saved up
+// while nothing moves.
+func slow(t *testing.T, a node.Ready, i, n, rate int) {
+	t.Helper()
+	if i == n/4 {
+		post(t, a.Admin, fmt.Sprintf("/debug/rate?bytes_per_s=%d", rate))
+	}
+}
+
 // prepare gives the iteration a pattern of its own and D a clean slate.
 func prepare(a *attempt, i int) byte {
 	v := byte(1 + i%(patterns-1))
@@ -88,13 +98,34 @@ func checkClean(t *testing.T, d *engine, i int) {
 	}
 }
 
+// middles counts how many cancels hit a transfer in its middle, which is what the tests are about.
+type middles struct{ hit, all int }
+
+func (m *middles) look(d *engine, v byte) {
+	m.all++
+	if n := count(d.mem.Bytes(), v); n > 0 && n < len(d.mem.Bytes()) {
+		m.hit++
+	}
+}
+
+func (m *middles) enough(t *testing.T) {
+	t.Helper()
+	t.Logf("%d of %d cancels came in the middle of the transfer", m.hit, m.all)
+	if m.all >= 20 && m.hit*10 < m.all {
+		t.Error("too few to say anything")
+	}
+}
+
 func TestFenceCancelledByP(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
 			a, _, d := processPair(t, transport)
 			p := newEngine(t, a.Socket, "p", wideLayout())
+			var mid middles
 			rng := rand.New(rand.NewPCG(1, 2))
-			for i := range cancels(t) {
+			n := cancels(t)
+			for i := range n {
+				slow(t, a, i, n, 500e6)
 				at := newAttempt(p, d)
 				v := prepare(at, i)
 				at.bind()
@@ -105,11 +136,13 @@ func TestFenceCancelledByP(t *testing.T) {
 				revoke(t, p, at.pLease)
 				fill(p.mem.Bytes(), canarySource)
 				ended(d, at)
+				mid.look(d, v)
 				checkD(t, at, i, v)
 				fill(d.mem.Bytes(), canaryTarget)
 				ended(p, at)
 				checkClean(t, d, i)
 			}
+			mid.enough(t)
 		})
 	}
 }
@@ -119,22 +152,27 @@ func TestFenceCancelledByD(t *testing.T) {
 		t.Run(transport, func(t *testing.T) {
 			a, _, d := processPair(t, transport)
 			p := newEngine(t, a.Socket, "p", wideLayout())
+			var mid middles
 			rng := rand.New(rand.NewPCG(3, 4))
-			for i := range cancels(t) {
+			n := cancels(t)
+			for i := range n {
+				slow(t, a, i, n, 500e6)
 				at := newAttempt(p, d)
-				prepare(at, i)
+				v := prepare(at, i)
 				at.bind()
 				at.push(1)
 				if i%3 != 0 {
 					landed(t, at, rng)
 				}
 				revoke(t, d, at.dLease)
+				mid.look(d, v)
 				fill(d.mem.Bytes(), canaryTarget)
 				ended(p, at)
 				fill(p.mem.Bytes(), canarySource)
 				ended(d, at)
 				checkClean(t, d, i)
 			}
+			mid.enough(t)
 		})
 	}
 }
@@ -144,8 +182,11 @@ func TestFenceKilledP(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
 			a, _, d := processPair(t, transport)
+			var mid middles
 			rng := rand.New(rand.NewPCG(5, 6))
-			for i := range max(cancels(t)/5, 3) {
+			n := max(cancels(t)/5, 3)
+			for i := range n {
+				slow(t, a, i, n, 100e6)
 				at := remoteAttempt(t, "node-a", d)
 				v := prepare(at, i)
 				process := startEngineProcess(t, a.Socket, at)
@@ -160,6 +201,7 @@ func TestFenceKilledP(t *testing.T) {
 				}
 				fill(at.p.mem.Bytes(), canarySource)
 				ended(d, at)
+				mid.look(d, v)
 				checkD(t, at, i, v)
 				fill(d.mem.Bytes(), canaryTarget)
 				if err := successor.Close(); err != nil {
@@ -168,6 +210,7 @@ func TestFenceKilledP(t *testing.T) {
 				_ = at.p.mem.Close()
 				checkClean(t, d, i)
 			}
+			mid.enough(t)
 		})
 	}
 }

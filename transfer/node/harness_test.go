@@ -240,10 +240,10 @@ func testLayout() transfer.Layout {
 		LayerStride: 32 * 4096, BlockStride: 4096, PlaneStride: 2048, TokenStride: 128, HeadStride: 64}
 }
 
-// wideLayout is one layer of 64 blocks of 64 KiB: enough to be cancelled in its middle.
+// wideLayout is one layer of 256 blocks of 64 KiB: enough to be cancelled in its middle.
 func wideLayout() transfer.Layout {
-	return transfer.Layout{DType: transfer.F32, Layers: 1, Blocks: 64, BlockTokens: 16, Planes: 1, Heads: 1, HeadsTotal: 1, HeadBytes: 4096, TPSize: 1,
-		LayerStride: 64 << 16, BlockStride: 1 << 16, PlaneStride: 1 << 16, TokenStride: 4096, HeadStride: 4096}
+	return transfer.Layout{DType: transfer.F32, Layers: 1, Blocks: 256, BlockTokens: 16, Planes: 1, Heads: 1, HeadsTotal: 1, HeadBytes: 4096, TPSize: 1,
+		LayerStride: 256 << 16, BlockStride: 1 << 16, PlaneStride: 1 << 16, TokenStride: 4096, HeadStride: 4096}
 }
 
 func layoutSize(l transfer.Layout) uint64 { return uint64(l.Layers) * l.LayerStride }
