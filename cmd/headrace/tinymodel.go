@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/headrace/headrace/internal/config"
-	"github.com/headrace/headrace/internal/tinymodel"
+	"github.com/headrace/headrace/worker/tinymodel"
 )
 
 func (a *app) tinyModel() *cobra.Command {

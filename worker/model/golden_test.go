@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/headrace/headrace/internal/tinymodel"
+	"github.com/headrace/headrace/worker/tinymodel"
 )
 
 // goldenFile is what test/golden/golden.py wrote: greedy runs of an independent engine.

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/headrace/headrace/internal/tinymodel"
+	"github.com/headrace/headrace/worker/tinymodel"
 	"github.com/headrace/headrace/worker/gguf"
 )
 
