@@ -35,6 +35,7 @@ func TestHangUp(t *testing.T) {
 			for _, h := range holds(nodes) {
 				for _, streamed := range []bool{true, false} {
 					t.Run(fmt.Sprintf("%s, streamed %v", h.name, streamed), func(t *testing.T) {
+						c.in(t)
 						s := newScene(t, c, nil, fault{nodes: nodes}, 0)
 						s.hangUp(h, 1, streamed)
 						s.hangUp(h, 20, streamed)
@@ -76,6 +77,13 @@ func (s *scene) hangUp(h hold, n int, streamed bool) {
 	}
 	if h.point != "" {
 		h.side(s).held(s.t, h.point)
+		eventually(s.t, waitHang, "all requests hold lent blocks", func() error {
+			st, err := s.p.status()
+			if err == nil && (st.Running < n || st.Leased < n*150/16) {
+				err = fmt.Errorf("%+v", st)
+			}
+			return err
+		})
 	} else {
 		eventually(s.t, waitHang, "decode is at work", func() error {
 			if got := s.c.generated() - before; got < uint64(8*n) {
@@ -104,6 +112,7 @@ func (s *scene) hangUp(h hold, n int, streamed bool) {
 
 // hangUpAnywhere: 20 clients that leave at points of their own, among six that stay and get the right answer.
 func hangUpAnywhere(t *testing.T, c *cluster) {
+	c.in(t)
 	o := oracleFor(t, tinyModel(t))
 	var stay []request
 	for i := range 6 {
@@ -130,6 +139,7 @@ func hangUpAnywhere(t *testing.T, c *cluster) {
 
 // descriptorsStay: what comes and goes leaves no descriptor open.
 func descriptorsStay(t *testing.T, c *cluster) {
+	c.in(t)
 	storm := func() {
 		var streams []*stream
 		for i := range 20 {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 
 // request is what a test asks for. Zero fields are left out of the body.
 type request struct {
+	Model       string  // the tiny one's name
 	Prompt      []int32 // completions, by token ids
 	Chat        string  // chat with one user message
 	MaxTokens   int
@@ -39,6 +41,7 @@ func (r request) path() string {
 
 func (r request) body() []byte {
 	m := map[string]any{
+		"model":      cmp.Or(r.Model, "tiny"),
 		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "ignore_eos": !r.MayEnd, "return_token_ids": true,
 	}
 	if r.Chat != "" {
@@ -219,6 +222,13 @@ func (s *stream) until(n int, d time.Duration) error {
 			return fmt.Errorf("%d tokens in %s, want %d", got, d, n)
 		}
 	}
+}
+
+// tokens is how many the client has now.
+func (s *stream) tokens() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.a.Tokens)
 }
 
 // ended tells whether the answer is complete.

@@ -28,7 +28,7 @@ func sampled(r request, i int) request {
 
 // mixed is request i of a set: its length, way of sampling and way of answering vary.
 func mixed(seed uint64, i int) request {
-	r := request{Prompt: seededPrompt(seed+uint64(i), lengths[i%len(lengths)]), MaxTokens: 12 + i%37}
+	r := request{Prompt: seededPrompt(seed+uint64(i), lengths[i%len(lengths)]), MaxTokens: 12 + i*11%190}
 	r.Stream = i%2 == 0
 	return sampled(r, i)
 }
@@ -70,6 +70,7 @@ func (c *cluster) transport(nodes int) {
 }
 
 func oneByOne(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	perToken := uint64(0)
 	for i := range lengths {
 		r := mixed(10_000, i)
@@ -98,6 +99,7 @@ func brief(r request) string {
 }
 
 func chats(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	for i := range 12 {
 		text := strings.Repeat(fmt.Sprintf("Water falls down race %d. ", i), 1+i*3)
 		r := sampled(request{Chat: text, MaxTokens: 10 + i, Stream: i%2 == 0, MayEnd: i%3 == 0}, i)
@@ -139,6 +141,7 @@ func equalAtOnce(t *testing.T, c *cluster, o *oracle, requests []request) []*ans
 }
 
 func sixteenAtOnce(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	var requests []request
 	for i := range 64 {
 		requests = append(requests, mixed(20_000, i*5))
@@ -186,6 +189,7 @@ func (c *cluster) perToken(t *testing.T) uint64 {
 }
 
 func prefixHits(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	shared := seededPrompt(30_000, 512)
 	first := request{Prompt: shared, MaxTokens: 8}
 	mustEqual(t, ask(c.url(), first), o.want(t, first), "the shared prefix")
@@ -199,6 +203,7 @@ func prefixHits(t *testing.T, c *cluster, o *oracle) {
 }
 
 func prefixHitsAtOnce(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	shared := seededPrompt(40_000, 700)
 	var requests []request
 	for i := range 48 {
@@ -217,6 +222,7 @@ func prefixHitsAtOnce(t *testing.T, c *cluster, o *oracle) {
 
 // oneSideKnows: a prefix that only one of the two has seen changes what moves, not what is answered.
 func oneSideKnows(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	for _, w := range []worker{c.prefill(), c.decode()} {
 		for i, n := range []int{15, 16, 17, 250, 640} {
 			prompt := freshPrompt(n)
@@ -231,6 +237,7 @@ func oneSideKnows(t *testing.T, c *cluster, o *oracle) {
 
 // conversation: each turn goes on from what decode has generated, which prefill has never seen.
 func conversation(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
 	prompt := freshPrompt(90)
 	for turn := range 6 {
 		r := sampled(request{Prompt: append([]int32(nil), prompt...), MaxTokens: 40, Stream: turn%2 == 0}, turn)
@@ -249,9 +256,9 @@ func TestEqualitySmolLM2(t *testing.T) {
 	c := start(t, options{model: model, nodes: 2})
 	words := strings.Fields(strings.Repeat("The mill race brings water from the head of the weir to the wheel, and the miller opens the gate when the grain is dry. ", 24))
 	longest := 0
-	for i, n := range []int{2, 12, 40, 75, 140, 220, 310, 440} {
+	for i, n := range []int{2, 12, 40, 75, 140, 220, 310, 400} {
 		text := fmt.Sprintf("Go on with story %d: ", i) + strings.Join(words[:n], " ")
-		r := sampled(request{Chat: text, MaxTokens: 16, Stream: i%2 == 0}, i)
+		r := sampled(request{Model: c.prefill().Model, Chat: text, MaxTokens: 16, Stream: i%2 == 0}, i)
 		want := o.want(t, r)
 		settledBefore, _ := c.moved()
 		a := ask(c.url(), r)

@@ -79,12 +79,19 @@ func (s *scene) begin() {
 	}
 }
 
-// send starts one request on even rounds and four on odd ones. What is right was computed before.
+// several tells whether this round has four requests instead of one.
+func (s *scene) several() bool { return s.round%2 == 1 }
+
+// send starts the round's requests. What is right was computed before.
 func (s *scene) send(prompt, maxTokens int) {
 	s.t.Helper()
 	s.streams, s.wants = nil, nil
 	var requests []request
-	for i := range 1 + 3*(s.round%2) {
+	n := 1
+	if s.several() {
+		n = 4
+	}
+	for i := range n {
 		r := sampled(request{Prompt: freshPrompt(prompt + i*50), MaxTokens: maxTokens + i, Stream: true}, s.round+i)
 		requests = append(requests, r)
 		s.wants = append(s.wants, s.o.want(s.t, r))
@@ -121,7 +128,10 @@ func (s *scene) beginTransfer() {
 // beginStream waits until decode is at work and has much left to do.
 func (s *scene) beginStream() {
 	s.t.Helper()
-	const answer = 3000
+	answer := 2000 // under a second, and hundreds of times what the client has when the signal is sent
+	if s.several() {
+		answer = 700
+	}
 	s.send(100, answer)
 	for _, st := range s.streams {
 		if err := st.until(20+s.round, waitHang); err != nil {
@@ -145,6 +155,9 @@ func (s *scene) strike() {
 	for i, st := range s.streams {
 		if st.ended() {
 			s.t.Fatalf("stream %d ended before the fault: %s", i, st.a.outcome())
+		}
+		if got, all := st.tokens(), len(s.wants[i].Tokens); got > all/2 {
+			s.t.Fatalf("stream %d has %d of %d tokens before the fault: that is not its middle", i, got, all)
 		}
 	}
 	begun := time.Now()
@@ -284,6 +297,7 @@ func eachFault(t *testing.T, sig syscall.Signal, times int, f func(s *scene)) {
 					continue
 				}
 				t.Run(ft.victim+" "+ft.when, func(t *testing.T) {
+					c.in(t)
 					for round := range times {
 						c.split(waitRestart)
 						f(newScene(t, c, o, ft, round))

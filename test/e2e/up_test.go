@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -60,6 +61,95 @@ func TestUpInterrupt(t *testing.T) {
 				t.Logf("the client in the middle of a stream was given: %s", a.outcome())
 			}
 		})
+	}
+}
+
+// TestUpInterruptHeld: a transfer that hangs does not keep up from ending, and a second Ctrl-C ends it at once.
+func TestUpInterruptHeld(t *testing.T) {
+	needAll(t)
+	for name, twice := range map[string]bool{"once": false, "twice": true} {
+		t.Run(name, func(t *testing.T) {
+			c := start(t, options{nodes: 2})
+			pn := c.nodeOf(c.prefill())
+			pn.pause(t, "write.frame", 1)
+			st := post(c.url(), request{Prompt: freshPrompt(200), MaxTokens: 10, Stream: true})
+			pn.held(t, "write.frame")
+			begun := time.Now()
+			if twice {
+				router := c.view().Routers[0]
+				c.disconnect()
+				pid := c.cmd.Process.Pid
+				if err := signal(pid, syscall.SIGINT); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, waitShort, "the router stops", func() error {
+					var st struct {
+						Stopping bool `json:"stopping"`
+					}
+					if err := getJSON("http://"+router.Admin+"/status", &st); err != nil {
+						return err
+					}
+					if !st.Stopping {
+						return errors.New("it does not")
+					}
+					return nil
+				})
+				begun = time.Now()
+				if err := signal(pid, syscall.SIGINT); err != nil {
+					t.Fatal(err)
+				}
+				c.awaitEnd(2 * time.Second)
+			} else {
+				c.interrupt(true)
+				c.wantExit(0)
+			}
+			bounds.add("Ctrl-C "+name+" during a transfer that hangs", time.Since(begun), nil)
+			c.leavesNothing(2 * time.Second)
+			if a := st.wait(); a.Done {
+				t.Errorf("the answer was finished though its transfer was held: %s", a.outcome())
+			}
+		})
+	}
+}
+
+// TestRouterKilled: the one part whose death a client must see; nothing else may suffer.
+func TestRouterKilled(t *testing.T) {
+	needAll(t)
+	c := start(t, options{nodes: 2})
+	o := oracleFor(t, tinyModel(t))
+	for round := range rounds() {
+		var streams []*stream
+		for range 4 {
+			streams = append(streams, post(c.url(), request{Prompt: freshPrompt(150), MaxTokens: longAnswer, Stream: true}))
+		}
+		for _, st := range streams {
+			if err := st.until(2, waitHang); err != nil {
+				t.Fatal(err)
+			}
+		}
+		old := c.view().Routers[0].PID
+		if err := signal(old, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		for _, st := range streams {
+			if a := st.wait(); a.Done || a.Broken == nil {
+				t.Fatalf("the router died and the client was given: %s", a.outcome())
+			}
+		}
+		// Connections wait in the listener that up keeps open.
+		r := request{Prompt: freshPrompt(60), MaxTokens: 20}
+		want := o.want(t, r)
+		begun := time.Now()
+		mustEqual(t, ask(c.url(), r), want, "the next request")
+		bounds.add("kill -9 of the router to the next request's answer", time.Since(begun), nil)
+		c.blocksBack(waitShort, fmt.Sprintf("after the router died, round %d", round))
+		eventually(t, waitRestart, "the router is registered again", func() error {
+			if v := c.view(); len(v.Routers) != 1 || v.Routers[0].PID == old {
+				return fmt.Errorf("routers %+v", v.Routers)
+			}
+			return nil
+		})
+		c.split(waitRestart)
 	}
 }
 
@@ -191,6 +281,12 @@ func TestUpExternalEtcd(t *testing.T) {
 	}
 	c := start(t, options{etcd: em.Addr()})
 	c.split(waitShort)
+	eventually(t, waitShort, "the parts are in the user's etcd", func() error {
+		if v := table.Snapshot(); len(v.Nodes) != 1 || len(v.Workers) != 2 || len(v.Routers) != 1 {
+			return errors.New("there are only: " + viewIDs(v))
+		}
+		return nil
+	})
 	c.interrupt(true)
 	keysGone(time.Second, "after Ctrl-C")
 	c.leavesNothing(time.Second)

@@ -13,9 +13,11 @@ import (
 const pollEvery = 10 * time.Millisecond
 
 // poll looks until cond is content, and returns its last word if that takes too long.
-func poll(limit time.Duration, cond func() error) error {
+func poll(limit time.Duration, cond func() error) error { return pollEach(pollEvery, limit, cond) }
+
+func pollEach(every, limit time.Duration, cond func() error) error {
 	deadline := time.Now().Add(limit)
-	tick := time.NewTicker(pollEvery)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		err := cond()
