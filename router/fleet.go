@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -102,10 +103,13 @@ func (f *fleet) take(workers []pairing.Worker) {
 	now := f.now()
 	for i := range workers {
 		w := &workers[i]
+		if w.Dialect != dialects.NativeName {
+			continue // nothing here speaks with it
+		}
 		m := &member{w: w, charges: &charges{}, health: &health{}}
 		if o := old[w.ID]; o != nil {
 			m.charges = o.charges
-			if o.w.Addr == w.Addr && o.w.Incarnation == w.Incarnation { // the same process
+			if sameProcess(o.w, w) {
 				m.health = o.health
 			}
 		}
@@ -125,6 +129,23 @@ func (f *fleet) take(workers []pairing.Worker) {
 	f.client.Keep(func(addr string) bool { return addrs[addr] })
 	ch := make(chan struct{})
 	close(*f.changed.Swap(&ch))
+}
+
+func sameProcess(a, b *pairing.Worker) bool {
+	return a.Addr == b.Addr && a.Incarnation == b.Incarnation
+}
+
+// same returns the ids of those workers that are still the processes they were. One that came back under its old id
+// is another, of which nothing is known.
+func (f *fleet) same(workers []*pairing.Worker) []string {
+	var ids []string
+	members := *f.members.Load()
+	for _, w := range workers {
+		if m := members[w.ID]; m == nil || sameProcess(m.w, w) {
+			ids = append(ids, w.ID)
+		}
+	}
+	return ids
 }
 
 // view is the snapshot for a decision.

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -30,6 +31,10 @@ func TestMain(m *testing.M) {
 	// fasthttp's clock is a goroutine that never ends: it begins with the first response.
 	var resp fasthttp.Response
 	_, _ = resp.WriteTo(io.Discard)
+	flag.Parse()
+	if err := flag.Set("test.parallel", "16"); err != nil { // they wait more than they compute
+		panic(err)
+	}
 	os.Exit(m.Run())
 }
 
@@ -77,10 +82,29 @@ type harness struct {
 	served  chan error
 }
 
+// leakCheck fails the test if goroutines are left behind it. It is to be called first, by no parallel test.
+func leakCheck(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for end := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				buf := make([]byte, 1<<20)
+				t.Fatalf("goroutines are left:\n%s", buf[:runtime.Stack(buf, true)])
+			}
+		}
+	})
+}
+
 // start runs a router over workers, and checks in the end that nothing is left: no goroutine, no block, no load.
 func start(t *testing.T, change func(*Config), workers ...*routertest.Worker) *harness {
 	t.Helper()
-	goroutines := runtime.NumGoroutine()
+	leakCheck(t)
+	return startParallel(t, change, workers...)
+}
+
+// startParallel is start without the check for goroutines.
+func startParallel(t *testing.T, change func(*Config), workers ...*routertest.Worker) *harness {
+	t.Helper()
 	h := &harness{t: t, cluster: routertest.NewCluster(), source: &fleetSource{changed: make(chan struct{})}, served: make(chan error, 1)}
 	for _, w := range workers {
 		h.start(w)
@@ -121,11 +145,6 @@ func start(t *testing.T, change func(*Config), workers ...*routertest.Worker) *h
 		}
 		for _, v := range h.cluster.Violations() {
 			t.Errorf("the router broke the protocol: %s", v)
-		}
-		h.until("all goroutines to end", func() bool { return runtime.NumGoroutine() <= goroutines })
-		if t.Failed() && runtime.NumGoroutine() > goroutines {
-			buf := make([]byte, 1<<20)
-			t.Logf("%s", buf[:runtime.Stack(buf, true)])
 		}
 	})
 	return h

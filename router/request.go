@@ -60,9 +60,9 @@ type request struct {
 	// Of the attempts so far.
 	attempts   int // that cost something
 	dispatches int
-	exclude    []string
-	faultAt    time.Time // of the fault being recovered from; zero when there is none
-	events     int       // handed to the client by this attempt
+	exclude    []*pairing.Worker // that failed it
+	faultAt    time.Time         // of the fault being recovered from; zero when there is none
+	events     int               // handed to the client by this attempt
 	firstText  bool
 	lastText   time.Time
 	waited     time.Duration // in the queue
@@ -152,7 +152,7 @@ func (q *request) dispatchAll(ctx context.Context) error {
 			return clientError(out.Err)
 		}
 		q.r.log.Warn("attempt failed", "id", q.id, "attempt", q.attempts, "reason", out.Reason, "tokens", len(q.progress.Given), "err", out.Err)
-		if err := q.judge(out); err != nil {
+		if err := q.judge(d, out); err != nil {
 			return err
 		}
 	}
@@ -179,7 +179,7 @@ func (q *request) attempt(ctx context.Context, d pairing.Decision) dialects.Outc
 }
 
 // judge decides whether to go on after a failed attempt; nil means yes.
-func (q *request) judge(out dialects.Outcome) error {
+func (q *request) judge(d pairing.Decision, out dialects.Outcome) error {
 	q.r.metrics.upstream.WithLabelValues(out.Reason).Inc()
 	if out.Undialled {
 		q.attempts--
@@ -187,7 +187,7 @@ func (q *request) judge(out dialects.Outcome) error {
 	if q.events > 0 || q.faultAt.IsZero() { // the client got on since the fault before
 		q.faultAt = out.FaultAt
 	}
-	q.blame(out)
+	q.blame(d, out)
 	failure := openai.Unavailable("The request could not be served: %s.", q.explain(out.Reason))
 	if out.RetryAfter > 0 {
 		failure.RetryAfter = out.RetryAfter
@@ -212,7 +212,7 @@ func (q *request) recoverBy() time.Time {
 	return q.faultAt.Add(q.r.cfg.RecoveryTimeout - recoveryMargin)
 }
 
-func (q *request) blame(out dialects.Outcome) {
+func (q *request) blame(d pairing.Decision, out dialects.Outcome) {
 	var pair []string
 	for _, b := range out.Blame {
 		switch {
@@ -222,7 +222,11 @@ func (q *request) blame(out dialects.Outcome) {
 		case b.Hard:
 			q.r.fleet.failed(b.Worker, b.Reason)
 		}
-		q.exclude = append(q.exclude, b.Worker)
+		for _, w := range []*pairing.Worker{d.Prefill, d.Decode, d.Whole} {
+			if w != nil && w.ID == b.Worker {
+				q.exclude = append(q.exclude, w)
+			}
+		}
 	}
 	if len(pair) == 2 {
 		q.r.fleet.bar(pair[0], pair[1])
@@ -238,7 +242,7 @@ func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
 			return pairing.Decision{}, context.Cause(ctx)
 		}
 		d, err := q.r.cfg.Policy.Pick(ctx, pairing.Request{
-			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.exclude,
+			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.r.fleet.same(q.exclude),
 			// The last attempt takes what is least likely to fail.
 			Whole: q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
 		}, q.r.fleet.view())
@@ -261,8 +265,6 @@ func (q *request) await(ctx context.Context, changed <-chan struct{}) bool {
 	defer timer.Stop()
 	select {
 	case <-changed:
-		// A worker that comes back under its old name is another process: what failed is forgiven.
-		q.exclude = q.exclude[:0]
 		return true
 	case <-timer.C:
 		return false

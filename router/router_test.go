@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/headrace/headrace/router/routertest"
 )
@@ -115,21 +114,23 @@ func (f fault) once(ws []*routertest.Worker) *routertest.Once {
 
 // TestFaults breaks one worker at every point of an answer: the client gets exactly the undisturbed one.
 func TestFaults(t *testing.T) {
+	leakCheck(t)
 	for _, ids := range [][]string{{"p1", "p2", "d1", "d2"}, {"p1", "d1"}} {
 		t.Run(fmt.Sprint(len(ids), "workers"), func(t *testing.T) {
 			for _, f := range faults() {
-				t.Run(f.String(), func(t *testing.T) {
-					both(t, func(t *testing.T, stream bool) {
+				for _, stream := range []bool{true, false} {
+					t.Run(fmt.Sprintf("%s-stream=%v", f, stream), func(t *testing.T) {
+						t.Parallel()
 						ws := pair(ids...)
 						once := f.once(ws)
-						h := start(t, func(c *Config) { c.Upstream.SilenceTimeout = 120 * time.Millisecond }, ws...)
+						h := startParallel(t, nil, ws...)
 						q := ask{n: 9, stream: stream, usage: stream}
 						h.do(q).wantWhole(t, q)
 						if !once.Taken() {
 							t.Error("the fault did not happen")
 						}
 					})
-				})
+				}
 			}
 		})
 	}

@@ -95,7 +95,7 @@ func TestAdmission(t *testing.T) {
 }
 
 func TestCoolDown(t *testing.T) {
-	src := &fleetSource{changed: make(chan struct{}), workers: []pairing.Worker{{ID: "a", Model: "m", Addr: "a:1"}}}
+	src := &fleetSource{changed: make(chan struct{}), workers: []pairing.Worker{{ID: "a", Model: "m", Addr: "a:1", Dialect: "native"}}}
 	client := upstream.New(upstream.Config{})
 	defer client.Close()
 	f := newFleet(src, client)
@@ -116,7 +116,7 @@ func TestCoolDown(t *testing.T) {
 	if got := cooling(); got != time.Second {
 		t.Errorf("cools for %s behind a success", got)
 	}
-	f.take([]pairing.Worker{{ID: "a", Model: "m", Addr: "a:1", Incarnation: "2"}})
+	f.take([]pairing.Worker{{ID: "a", Model: "m", Addr: "a:1", Dialect: "native", Incarnation: "2"}})
 	if got := cooling(); got > 0 {
 		t.Errorf("a new process cools for %s", got)
 	}

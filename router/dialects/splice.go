@@ -34,7 +34,6 @@ type splice struct {
 	pending  []int32 // announced, no data event yet
 	prior    []int32 // scratch
 	tail     []byte  // finish and usage events
-	tailN    int     // tokens of the tail
 	reason   []byte  // of newsFailed
 }
 
