@@ -23,6 +23,6 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "medians of alternating pairs; limits: %s; daemons: %s; %d CPUs, %s, %s\n", r.Limits, r.Daemons, r.Machine.CPUs, r.Machine.Kernel, r.Machine.Go)
+	_, err := fmt.Fprintf(w, "medians of alternating pairs; limits: %s; %d CPUs, load %s, %s, %s\n", r.Limits, r.Machine.CPUs, r.Machine.Load1, r.Machine.Kernel, r.Machine.Go)
 	return err
 }

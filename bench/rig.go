@@ -24,7 +24,6 @@ const blocksPerLayer = 32768
 
 // rig is a prefill and a decode engine with memory lent to their daemons: two daemons, or one for local copies.
 type rig struct {
-	what       string
 	daemons    []*daemon
 	key        []byte
 	layout     transfer.Layout
@@ -52,7 +51,7 @@ type flight struct {
 }
 
 func newRig(ctx context.Context, o Options, dir, transport string, block int) (r *rig, err error) {
-	r = &rig{key: make([]byte, 32), layout: blockLayout(block, o.Region), flights: make(map[[16]byte]*flight), what: "two processes"}
+	r = &rig{key: make([]byte, 32), layout: blockLayout(block, o.Region), flights: make(map[[16]byte]*flight)}
 	rand.Read(r.key)
 	defer func() {
 		if err != nil {
@@ -61,7 +60,7 @@ func newRig(ctx context.Context, o Options, dir, transport string, block int) (r
 	}()
 	names := []string{"bench-p", "bench-d"}
 	if transport == "shm" {
-		names, r.what = names[:1], "one process"
+		names = names[:1]
 	}
 	for _, n := range names {
 		c := childConfig{NodeID: n, Socket: filepath.Join(dir, n+".sock"), Transport: transport, Key: r.key, Lanes: o.Lanes}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,13 +35,13 @@ type Report struct {
 	Time    time.Time `json:"time"`
 	Machine Machine   `json:"machine"`
 	Limits  string    `json:"limits"` // which loops were the limits
-	Daemons string    `json:"daemons"`
 	Rows    []Row     `json:"rows"`
 }
 
 // Machine is where it was measured.
 type Machine struct {
 	CPUs   int    `json:"cpus"`
+	Load1  string `json:"load_1min"` // before: a busy machine flatters whoever runs more threads
 	Arch   string `json:"arch"`
 	Kernel string `json:"kernel"`
 	Go     string `json:"go"`
@@ -51,6 +52,7 @@ type Row struct {
 	Name           string  `json:"name"`
 	Transport      string  `json:"transport"`
 	Limit          string  `json:"limit"`
+	Processes      int     `json:"daemon_processes"`
 	BlockBytes     int     `json:"block_bytes"`
 	BytesPerRun    int64   `json:"bytes_per_run"`
 	RegionBytes    int64   `json:"region_bytes"`
@@ -139,11 +141,11 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Kind: "headrace.bench.transfer", Version: 1, Time: time.Now().UTC(), Machine: machine(), Limits: lim.what}
 	for _, t := range transports {
 		for _, b := range o.Blocks {
-			row, daemons, err := measure(ctx, o, dir, t, b, lim)
+			row, err := measure(ctx, o, dir, t, b, lim)
 			if err != nil {
 				return nil, fmt.Errorf("bench transfer over %s, blocks of %d bytes: %w", t, b, err)
 			}
-			r.Rows, r.Daemons = append(r.Rows, row), daemons
+			r.Rows = append(r.Rows, row)
 		}
 	}
 	return r, nil
@@ -152,13 +154,15 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 func machine() Machine {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	return Machine{CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}
+	load, _ := os.ReadFile("/proc/loadavg")
+	one, _, _ := strings.Cut(string(load), " ")
+	return Machine{Load1: one, CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}
 }
 
-func measure(ctx context.Context, o Options, dir, transport string, block int, lim *limits) (row Row, daemons string, err error) {
+func measure(ctx context.Context, o Options, dir, transport string, block int, lim *limits) (row Row, err error) {
 	rig, err := newRig(ctx, o, dir, transport, block)
 	if err != nil {
-		return row, "", err
+		return row, err
 	}
 	defer func() { err = errors.Join(err, rig.close()) }()
 	limit := "tcp"
@@ -166,12 +170,12 @@ func measure(ctx context.Context, o Options, dir, transport string, block int, l
 		limit = "copy"
 	}
 	row = Row{Name: fmt.Sprintf("transfer/%s/%d", transport, block), Transport: transport, Limit: lim.name(limit), BlockBytes: block,
-		BytesPerRun: o.Bytes, RegionBytes: o.Region, Lanes: o.Lanes, Rounds: o.Rounds, UnitsPerLease: int(o.Region) / block / groups, LeasesAtATime: groups}
+		BytesPerRun: o.Bytes, RegionBytes: o.Region, Lanes: o.Lanes, Rounds: o.Rounds, Processes: len(rig.daemons), UnitsPerLease: int(o.Region) / block / groups, LeasesAtATime: groups}
 	if _, err := rig.move(ctx, o.Region); err != nil { // warm: channel up, pages mapped
-		return row, "", err
+		return row, err
 	}
 	if row.VerifiedBytes, err = rig.verify(); err != nil {
-		return row, "", err
+		return row, err
 	}
 	for i := range o.Rounds {
 		var p Pair
@@ -184,7 +188,7 @@ func measure(ctx context.Context, o Options, dir, transport string, block int, l
 		}
 		for _, step := range steps {
 			if err := step(); err != nil {
-				return row, "", err
+				return row, err
 			}
 		}
 		row.Pairs = append(row.Pairs, p)
@@ -192,12 +196,12 @@ func measure(ctx context.Context, o Options, dir, transport string, block int, l
 	}
 	took, err := rig.latency(ctx)
 	if err != nil {
-		return row, "", fmt.Errorf("measure one block: %w", err)
+		return row, fmt.Errorf("measure one block: %w", err)
 	}
 	row.BlockP50Micros, row.BlockP99Micros = median(took), quantile(took, 0.99)
 	row.SetupMicros = median(rig.setup)
 	row.summarize()
-	return row, rig.what, nil
+	return row, nil
 }
 
 func (r *Row) summarize() {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/wire"
+	"golang.org/x/sys/unix"
 )
 
 // server is one running daemon. Lock order: mu alone, never held while a connection or the engine is called.
@@ -105,10 +106,13 @@ func (s *server) accept(l *net.UnixListener) error {
 			if errors.Is(err, net.ErrClosed) {
 				return nil
 			}
-			if ne, ok := errors.AsType[net.Error](err); ok && ne.Temporary() { //nolint:staticcheck // descriptors may come free again
-				s.log.Error("cannot accept engine", "err", err)
-				time.Sleep(50 * time.Millisecond)
-				<-s.pending
+			<-s.pending
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM) {
+				s.log.Error("cannot accept engine: raise the limit on open files (ulimit -n)", "err", err)
+				select { // descriptors may come free
+				case <-time.After(100 * time.Millisecond):
+				case <-s.ctx.Done():
+				}
 				continue
 			}
 			return fmt.Errorf("accept on %s: %w", s.cfg.Socket, err)
