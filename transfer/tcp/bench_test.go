@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/base64"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -82,7 +83,6 @@ func runTarget(spec string) {
 	var lanes int
 	fmt.Sscanf(spec, "%d,%d", &kib, &lanes)
 	t := &fatalTB{}
-	type presented struct{ tokens uint32 }
 	events := make(chan transfer.Event, 64)
 	b := newBenchEngine(t, "node-d", "decode", kib, lanes, func(ev transfer.Event) { events <- ev })
 	fmt.Println("addr", b.e.DataAddr())
@@ -130,40 +130,72 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-func benchScattered(b *testing.B, kib uint32, lanes int) {
-	child := exec.Command(os.Args[0])
-	child.Env = append(os.Environ(), fmt.Sprintf("%s=%d,%d", targetEnv, kib, lanes))
-	child.Stderr = os.Stderr
-	in, _ := child.StdinPipe()
-	out, _ := child.StdoutPipe()
-	if err := child.Start(); err != nil {
-		b.Fatal(err)
+// targetProcess is a child that binds what is presented to it.
+type targetProcess struct {
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	addr string
+}
+
+func startTarget(t testing.TB, kib uint32, lanes int) *targetProcess {
+	t.Helper()
+	p := &targetProcess{cmd: exec.Command(os.Args[0])}
+	p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d,%d", targetEnv, kib, lanes))
+	p.cmd.Stderr = os.Stderr
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
 	}
-	defer child.Wait()
-	defer in.Close()
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	addr := strings.Fields(line)[1]
+	p.addr = strings.Fields(line)[1]
+	return p
+}
+
+func (p *targetProcess) stop() {
+	p.in.Close()
+	p.cmd.Process.Kill()
+	p.cmd.Wait()
+}
+
+// present presents a fresh ticket for the whole region.
+func present(t testing.TB, p *benchEngine, target *targetProcess) transfer.LeaseID {
+	t.Helper()
+	tk := ticket.Ticket{
+		Nonce: ticket.NewNonce(), PNode: "node-p", DNode: "node-d", PEngine: "prefill", DEngine: "decode",
+		Fingerprint: transporttest.Fingerprint, Deadline: time.Now().Add(time.Minute),
+	}
+	raw := ticket.Mint(transporttest.Key, tk)
+	fmt.Fprintln(target.in, base64.StdEncoding.EncodeToString(raw))
+	id, err := p.c.Present(transfer.PresentReq{
+		Ticket: raw, Peer: target.addr, Region: p.region, Tokens: p.lay.Blocks * p.lay.BlockTokens, Blocks: scattered(p.lay.Blocks, 1),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func benchScattered(b *testing.B, kib uint32, lanes int) {
+	child := startTarget(b, kib, lanes)
+	defer child.stop()
 	events := make(chan transfer.Event, 1024)
 	p := newBenchEngine(b, "node-p", "prefill", kib, lanes, func(ev transfer.Event) { events <- ev })
 	defer p.e.Close()
-	blocks := scattered(p.lay.Blocks, 1)
 	b.SetBytes(int64(len(p.mem.Bytes)))
 	b.ResetTimer()
 	for range b.N {
 		b.StopTimer()
-		tk := ticket.Ticket{
-			Nonce: ticket.NewNonce(), PNode: "node-p", DNode: "node-d", PEngine: "prefill", DEngine: "decode",
-			Fingerprint: transporttest.Fingerprint, Deadline: time.Now().Add(time.Minute),
-		}
-		raw := ticket.Mint(transporttest.Key, tk)
-		fmt.Fprintln(in, base64.StdEncoding.EncodeToString(raw))
-		id, err := p.c.Present(transfer.PresentReq{Ticket: raw, Peer: addr, Region: p.region, Tokens: p.lay.Blocks * p.lay.BlockTokens, Blocks: blocks})
-		if err != nil {
-			b.Fatal(err)
-		}
+		id := present(b, p, child)
 		waitKind(b, events, transfer.EventBound)
 		b.StartTimer()
 		for layer := range p.lay.Layers {
@@ -176,7 +208,7 @@ func benchScattered(b *testing.B, kib uint32, lanes int) {
 	}
 }
 
-func waitKind(b *testing.B, events chan transfer.Event, kind transfer.EventKind) {
+func waitKind(b testing.TB, events chan transfer.Event, kind transfer.EventKind) {
 	for ev := range events {
 		if ev.Kind == kind {
 			return

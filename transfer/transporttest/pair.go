@@ -204,7 +204,22 @@ func NewPair(t testing.TB, f Factory, o Options) *Pair {
 		pair.D.Engine, pair.D.Pauses = newEngine(t, f, "node-d", o)
 	}
 	pair.Addr = pair.D.Engine.DataAddr()
-	for i, s := range []*Side{pair.P, pair.D} {
+	pair.attach(t, o)
+	return pair
+}
+
+// JoinEngine makes a pair of engines that are attached to one daemon, which stays the caller's.
+func JoinEngine(t testing.TB, e *transfer.Engine) *Pair {
+	t.Helper()
+	pair := &Pair{P: newSide("prefill"), D: newSide("decode"), Local: true, Addr: e.DataAddr()}
+	pair.P.Engine, pair.D.Engine = e, e
+	pair.attach(t, Options{P: DefaultShape, D: DefaultShape})
+	return pair
+}
+
+func (p *Pair) attach(t testing.TB, o Options) {
+	t.Helper()
+	for i, s := range []*Side{p.P, p.D} {
 		shape := []Shape{o.P, o.D}[i]
 		var err error
 		if s.Client, err = s.Engine.Attach(s.ID, s.event); err != nil {
@@ -217,7 +232,6 @@ func NewPair(t testing.TB, f Factory, o Options) *Pair {
 			t.Fatal(err)
 		}
 	}
-	return pair
 }
 
 func newEngine(t testing.TB, f Factory, node string, o Options) (*transfer.Engine, *transfer.Pauses) {

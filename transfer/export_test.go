@@ -1,0 +1,60 @@
+package transfer
+
+import (
+	"net"
+)
+
+// What tests in package transfer_test need to play a peer by hand.
+
+const (
+	KindControl = kindControl
+	KindLane    = kindLane
+)
+
+func DialHandshake(c net.Conn, key []byte, node string, epoch uint64, kind, lane uint16, channel [16]byte, transports ...string) (peerEpoch uint64, err error) {
+	id, err := dialHandshake(c, key, identity{node, epoch, transports}, kind, lane, channel)
+	return id.epoch, err
+}
+
+func OpenFrame(transport string, lanes uint32) []byte { return openMsg{transport, lanes}.frame() }
+
+func PresentFrame(lease LeaseID, ticket []byte, l Layout, tokens uint32) []byte {
+	return presentMsg{ticket, l, tokens, nil}.frame(lease)
+}
+
+func HandoffFrame(lease LeaseID, lane uint32, pieces uint64, record []byte) []byte {
+	return handoffMsg{[]laneCount{{lane, 0, pieces}}, record}.frame(lease)
+}
+
+func PingFrame() []byte { return stampFrame(framePing, 1) }
+
+// ReadFrame reads one control frame.
+func ReadFrame(c net.Conn) (kind uint16, payload []byte, err error) {
+	var b [FrameHeaderSize]byte
+	if err := readFull(c, b[:]); err != nil {
+		return 0, nil, err
+	}
+	h, err := parseFrameHeader(&b)
+	if err != nil {
+		return 0, nil, err
+	}
+	payload = make([]byte, h.size)
+	return uint16(h.kind), payload, readFull(c, payload)
+}
+
+func readFull(c net.Conn, b []byte) error {
+	for len(b) > 0 {
+		n, err := c.Read(b)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// BoundTarget gives the target's lease id of a BOUND frame.
+func BoundTarget(payload []byte) (LeaseID, uint64, error) {
+	m, err := parseBound(payload)
+	return m.target, m.epoch, err
+}

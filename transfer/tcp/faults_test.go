@@ -1,0 +1,110 @@
+package tcp
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/transporttest"
+)
+
+func factory() transporttest.Factory {
+	return transporttest.Factory{New: func() transfer.Transport { return New(Config{}) }, ReadPause: transfer.PauseReadFrame}
+}
+
+// A lane that is reset in the middle of a transfer: the lease settles over the others, and nothing is counted twice.
+func TestLaneResetMidTransfer(t *testing.T) {
+	defer transporttest.CheckLeaks(t)()
+	var mu sync.Mutex
+	var conns []net.Conn
+	pair := transporttest.NewPair(t, factory(), transporttest.Options{Config: func(c *transfer.Config) {
+		c.Lanes = 3
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+			mu.Lock()
+			conns = append(conns, conn) // the first is the control connection
+			mu.Unlock()
+			return conn, err
+		}
+	}})
+	q := pair.NewRequest(rand.New(rand.NewPCG(1, 1)), 1000, 0, 10*time.Second)
+	pair.P.Pauses.Set(transfer.PauseWriteFrame, 3)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, []byte("record"))
+	waitFor(t, func() bool { return pair.P.Pauses.Snapshot()[transfer.PauseWriteFrame] == 3 })
+	mu.Lock()
+	conns[2].(*net.TCPConn).SetLinger(0)
+	conns[2].Close()
+	mu.Unlock()
+	pair.P.Pauses.ReleaseAll()
+	q.Settled(t, []byte("record"))
+	if got, want := pair.D.Engine.Status().Totals.BytesLanded, uint64(1000)*4*2*4*512; got != want {
+		t.Errorf("%d bytes counted, want %d", got, want)
+	}
+	for _, c := range pair.P.Engine.Status().Channels {
+		if c.LanesUp != 2 || c.Errors != 1 {
+			t.Errorf("channel after the reset: %+v", c)
+		}
+	}
+	pair.Close(t)
+}
+
+func waitFor(t *testing.T, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("waited 10 s for a condition")
+		}
+	}
+}
+
+// A target process that is stopped (SIGSTOP) in the middle of a transfer is noticed within 5 s; one that is killed, at once.
+func TestPeerProcessStopsOrDies(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds: waits for a stopped process to be noticed")
+	}
+	for _, c := range []struct {
+		signal syscall.Signal
+		limit  time.Duration
+	}{{syscall.SIGKILL, time.Second}, {syscall.SIGSTOP, 5 * time.Second}} {
+		t.Run(c.signal.String(), func(t *testing.T) {
+			defer transporttest.CheckLeaks(t)()
+			child := startTarget(t, 64, 2)
+			defer child.stop()
+			events := make(chan transfer.Event, 1024)
+			p := newBenchEngine(t, "node-p", "prefill", 64, 2, func(ev transfer.Event) { events <- ev })
+			defer p.mem.Close()
+			defer p.e.Close()
+			p.e.SetRate(64 << 20) // 8 s for a lease
+			id := present(t, p, child)
+			waitKind(t, events, transfer.EventBound)
+			for layer := range p.lay.Layers {
+				if err := p.c.Push(id, []transfer.Unit{{Layer: layer, Count: p.lay.Blocks}}, uint64(layer)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			waitFor(t, func() bool { return p.e.Status().Totals.BytesSent > 4<<20 })
+			began := time.Now()
+			if err := child.cmd.Process.Signal(c.signal); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case ev := <-events:
+				if ev.Kind != transfer.EventEnded {
+					t.Errorf("%v %q", ev.Kind, ev.Reason)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("not noticed within 10 s")
+			}
+			if d := time.Since(began); d > c.limit {
+				t.Errorf("noticed after %v, want %v", d, c.limit)
+			}
+		})
+	}
+}
