@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -261,11 +262,12 @@ func TestBigBody(t *testing.T) {
 
 func TestWorkersErrors(t *testing.T) {
 	ws := pair("p1", "p2", "d1")
-	action := routertest.Bad
+	var action atomic.Int64 // a cancelled leg may still be on its way to a worker
+	action.Store(int64(routertest.Bad))
 	for _, w := range ws {
 		w.Fault = func(_ *routertest.Call, stage string, _ int) routertest.Action {
 			if stage == routertest.StageRequest {
-				return action
+				return routertest.Action(action.Load())
 			}
 			return routertest.Go
 		}
@@ -276,7 +278,7 @@ func TestWorkersErrors(t *testing.T) {
 			t.Errorf("got %+v", a)
 		}
 	})
-	action = routertest.Busy
+	action.Store(int64(routertest.Busy))
 	both(t, func(t *testing.T, stream bool) {
 		if a := h.do(ask{n: 3, stream: stream}); a.status != 503 || a.code != "service_unavailable" || a.header.Get("Retry-After") == "" {
 			t.Errorf("got %+v", a)
@@ -354,10 +356,10 @@ func TestNobodyListens(t *testing.T) {
 
 func TestDeadline(t *testing.T) {
 	ws := pair("p1", "d1")
-	late := 0
+	var late atomic.Int64
 	for _, w := range ws {
 		w.Fault = func(c *routertest.Call, stage string, n int) routertest.Action {
-			if late == 0 && stage == routertest.StageBegun || stage == routertest.StageToken && n == late && late > 0 {
+			if at := int(late.Load()); at == 0 && stage == routertest.StageBegun || stage == routertest.StageToken && n == at && at > 0 {
 				return routertest.Wait
 			}
 			return routertest.Go
@@ -370,7 +372,7 @@ func TestDeadline(t *testing.T) {
 		}
 	})
 	h.quiet()
-	late = 4
+	late.Store(4)
 	if a := h.do(ask{n: 9, stream: true}); a.status != 200 || a.code != "timeout" || a.text == "" || a.dones != 0 || a.err == nil {
 		t.Errorf("got %+v", a)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/headrace/headrace/router/routertest"
 )
@@ -123,7 +124,7 @@ func TestFaults(t *testing.T) {
 						t.Parallel()
 						ws := pair(ids...)
 						once := f.once(ws)
-						h := startParallel(t, nil, ws...)
+						h := startParallel(t, func(c *Config) { c.Upstream.SilenceTimeout = time.Second }, ws...) // many at once are slow
 						q := ask{n: 9, stream: stream, usage: stream}
 						h.do(q).wantWhole(t, q)
 						if !once.Taken() {
