@@ -40,15 +40,24 @@ type hubEnd struct {
 	onEvent func(transfer.Event)
 	done    chan struct{}
 	gone    chan struct{}
+
+	closeOnce sync.Once
+	closed    chan struct{}
 }
 
 func (x *hubEnd) NodeID() string        { return "hub" }
 func (x *hubEnd) Epoch() uint64         { return 1 }
 func (x *hubEnd) Done() <-chan struct{} { return x.done }
 func (x *hubEnd) Err() error            { return errors.New("killed by the test") }
-func (x *hubEnd) Close() error          { return nil }
+func (x *hubEnd) Close() error {
+	x.closeOnce.Do(func() { close(x.closed) })
+	return nil
+}
+
 func (x *hubEnd) PeerGone(ctx context.Context) error {
 	select {
+	case <-x.closed:
+		return errors.New("client is closed")
 	case <-x.gone:
 		return nil
 	case <-ctx.Done():
@@ -198,8 +207,8 @@ func newPair(t *testing.T, blocks int, change func(*Config)) *pair {
 	t.Helper()
 	x := &pair{h: &hub{leases: map[nonce]*hubLease{}}}
 	x.p, x.d = newEngine(t, blocks, change), newEngine(t, blocks, nil)
-	x.h.p = &hubEnd{h: x.h, prefill: true, cache: x.p.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{})}
-	x.h.d = &hubEnd{h: x.h, cache: x.d.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{})}
+	x.h.p = &hubEnd{h: x.h, prefill: true, cache: x.p.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{}), closed: make(chan struct{})}
+	x.h.d = &hubEnd{h: x.h, cache: x.d.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{}), closed: make(chan struct{})}
 	for e, end := range map[*Engine]*hubEnd{x.p: x.h.p, x.d: x.h.d} {
 		ctx, cancel := context.WithCancel(context.Background())
 		up, ended := make(chan struct{}, 4), make(chan struct{})
@@ -348,6 +357,9 @@ func TestDaemonDeathQuarantinesUntilItsProcessIsGone(t *testing.T) {
 	whole, _ := collect(t, submit(t, x.d, &api.Request{Prompt: p, MaxTokens: 6}))
 	if !slices.Equal(whole, want(p, 6)) {
 		t.Fatalf("whole request beside quarantined blocks: %v", whole)
+	}
+	if st := settle(t, x.d, func(Status) bool { return true }); st.BlocksQuarantined == 0 {
+		t.Fatal("blocks left quarantine while the daemon's process lived")
 	}
 	close(x.h.d.gone)
 	settle(t, x.d, idle)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -426,8 +425,10 @@ func (e *Engine) fence(s *seq, l *lease, reason string) {
 			case <-d.Done():
 				e.log.Warn("quarantine leased blocks until the node daemon's process has ended", "blocks", len(s.blocks), "why", d.Err())
 				e.q.post(func() { e.quarantined += len(s.blocks) })
-				if e.harmless(l.conn) {
+				select {
+				case <-l.conn.safe:
 					fenced(true)
+				case <-e.ctx.Done():
 				}
 				return
 			default:
@@ -436,21 +437,6 @@ func (e *Engine) fence(s *seq, l *lease, reason string) {
 			}
 		}
 	})
-}
-
-// harmless waits until a lost daemon can touch nothing of ours any more: its process has ended, or it told a later
-// connection that everything is fenced. It is false when the engine ends first.
-func (e *Engine) harmless(c *conn) bool {
-	ctx, cancel := context.WithCancel(e.ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-c.fenced:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return c.daemon.PeerGone(ctx) == nil || e.ctx.Err() == nil
 }
 
 // onDown fails every leg whose daemon is gone. Requests that decode by themselves do not notice.

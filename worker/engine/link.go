@@ -58,6 +58,7 @@ type conn struct {
 	region transfer.RegionID
 	calls  *queue
 	fenced chan struct{} // closed when a later connection to the same life of the daemon shows that all is fenced
+	safe   chan struct{} // closed when the daemon can touch nothing of ours any more, after the connection was lost
 }
 
 // do runs f behind all calls made before.
@@ -111,7 +112,7 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 	wait := redialMin
 	var lost []*conn // whose blocks may be in quarantine
 	for ctx.Err() == nil {
-		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{})}
+		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{}), safe: make(chan struct{})}
 		d, region, err := dial(ctx, func(ev transfer.Event) { l.e.q.post(func() { l.e.onEvent(c, ev) }) })
 		if err != nil {
 			if wait == redialMax {
@@ -141,9 +142,35 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 			l.conn = nil
 			l.e.onDown(c, d.Err())
 		})
-		_ = d.Close()
 		running.Wait()
+		l.e.done.Go(c.mourn)
 		lost = append(lost, c)
+	}
+}
+
+// mourn closes safe when the lost daemon's process has ended, or has told a later connection that everything is fenced.
+// Only then is the client closed: it holds the descriptor by which the process is watched.
+func (c *conn) mourn() {
+	defer func() { _ = c.daemon.Close() }()
+	ctx, cancel := context.WithCancel(c.e.ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-c.fenced:
+			cancel()
+		case <-stop:
+		}
+	}()
+	if err := c.daemon.PeerGone(ctx); err == nil {
+		close(c.safe)
+		return
+	}
+	select { // the process cannot be watched, or the wait was ended
+	case <-c.fenced:
+		close(c.safe)
+	case <-c.e.ctx.Done():
 	}
 }
 
