@@ -109,9 +109,6 @@ func (c *Client) target(nonce [16]byte) *targetLease {
 func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (RegionID, error) {
 	r, err := openRegion(RegionID(c.e.nextRegion.Add(1)), fd, size, l, flags)
 	if err != nil {
-		if r != nil {
-			r.close()
-		}
 		return 0, err
 	}
 	c.mu.Lock()
@@ -126,6 +123,9 @@ func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (Re
 	c.mu.Unlock()
 	if err != nil {
 		return 0, errors.Join(err, r.close())
+	}
+	if flags&RegionPopulate != 0 {
+		c.e.spawn(r.populate)
 	}
 	return r.id, nil
 }
@@ -405,7 +405,7 @@ func (c *Client) close(reason string) error {
 	for id, r := range c.regions {
 		if !c.closing[id] { // else RemoveRegion has it
 			regions = append(regions, r)
-			c.closing[id] = true
+			delete(c.regions, id)
 		}
 	}
 	c.mu.Unlock()

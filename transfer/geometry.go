@@ -63,15 +63,15 @@ func (g *geometry) bits() uint64 {
 }
 
 func (g *geometry) wanted() uint64 {
-	var n uint64
-	for b := g.first; b < g.blocks; b++ {
-		if b == g.first || b == g.blocks-1 {
-			n += uint64(g.unitParts(b))
-		} else {
-			n += uint64(g.parts)
-		}
+	n := uint64(g.blocks - g.first)
+	if n == 0 {
+		return 0
 	}
-	return n * uint64(g.plan.src.Layers)
+	parts := uint64(g.unitParts(g.first)) // only the first and the last unit may be partial
+	if n > 1 {
+		parts += (n-2)*uint64(g.parts) + uint64(g.unitParts(g.blocks-1))
+	}
+	return parts * uint64(g.plan.src.Layers)
 }
 
 func (g *geometry) bit(layer, block, part uint32) uint64 {

@@ -1,39 +1,50 @@
 package transfer
 
 // The handshake that begins every connection, control or lane. Both ends prove that they hold the cluster key without
-// sending it: each answers the other's nonce with an HMAC-SHA256 under the key over everything said so far.
+// sending it: each answers the other's nonce with an HMAC-SHA256 under the key over everything said so far. Byte order is
+// little-endian. A name field is one length byte, then the bytes, then zeros.
 //
-//  1. dialling end: HELLO
-//     offset size field
-//     0   8 magic "HEADRACE"
-//     8   2 lowest protocol version it speaks
-//     10   2 highest
-//     12   2 kind: 1 control, 2 lane
-//     14   2 lane, 0 in control connections
-//     16  16 channel: random, drawn by the dialling end, the same on a channel's control connection and lanes
-//     32  32 nonce
-//     64  64 node id: one length byte, then the bytes, then zeros
-//     128   8 epoch of its daemon
-//     136  64 transports it can use: names joined by commas, the same form
-//     200
-//  2. accepting end: CHALLENGE
-//     0   8 magic "HEADRACE"
-//     8   2 version chosen: the highest both speak; 0 with a refusal
-//     10   2 status: 0 go on; 1 no common version; 2 full; 3 not expected. Other than 0, it closes the connection
-//     12   4 reserved, 0
-//     16  32 nonce
-//     48  64 node id
-//     112   8 epoch
-//     120  64 transports
-//     184  32 HMAC(key, "headrace 1 accept" + HELLO + CHALLENGE[0:184])
-//     216
-//  3. dialling end: PROOF
-//     0  32 HMAC(key, "headrace 1 dial" + HELLO + CHALLENGE)
-//     32
-//  4. accepting end: READY
-//     0   2 status: 0 go on; 3 not expected (no such channel); 4 wrong proof
-//     2   2 reserved, 0
-//     4
+// 1. The dialling end sends HELLO:
+//
+//	offset size field
+//	     0    8 magic "HEADRACE"
+//	     8    2 lowest protocol version it speaks
+//	    10    2 highest
+//	    12    2 kind: 1 control, 2 lane
+//	    14    2 lane, 0 in control connections
+//	    16   16 channel: random, drawn by the dialling end, the same on a channel's control connection and lanes
+//	    32   32 nonce
+//	    64   64 node id, a name field
+//	   128    8 epoch of its daemon
+//	   136   64 transports it can use, names joined by commas, a name field
+//	   200
+//
+// 2. The accepting end answers CHALLENGE:
+//
+//	offset size field
+//	     0    8 magic "HEADRACE"
+//	     8    2 version chosen: the highest both speak; 0 with status 1
+//	    10    2 status: 0 go on, 1 no common version, 2 full. Other than 0, it closes the connection
+//	    12    4 reserved, 0
+//	    16   32 nonce
+//	    48   64 node id, a name field
+//	   112    8 epoch
+//	   120   64 transports, a name field
+//	   184   32 HMAC(key, "headrace 1 accept" + HELLO + CHALLENGE[0:184])
+//	   216
+//
+// 3. The dialling end answers PROOF:
+//
+//	offset size field
+//	     0   32 HMAC(key, "headrace 1 dial" + HELLO + CHALLENGE)
+//	    32
+//
+// 4. The accepting end answers READY:
+//
+//	offset size field
+//	     0    2 status: 0 go on, 2 full, 3 not expected (no such channel, or the lane is there), 4 wrong proof
+//	     2    2 reserved, 0
+//	     4
 //
 // What follows is not encrypted: the network between daemons is trusted with the KV cache, not with the right to write.
 
@@ -184,7 +195,7 @@ func parseChallenge(key, helloBytes, b []byte) (*challenge, error) {
 
 func prove(key []byte, label string, parts ...[]byte) []byte {
 	h := hmac.New(sha256.New, key)
-	io.WriteString(h, label)
+	h.Write([]byte(label))
 	for _, p := range parts {
 		h.Write(p)
 	}

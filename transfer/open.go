@@ -184,7 +184,7 @@ func (e *Engine) accept(l net.Listener) {
 			if e.ctx.Err() != nil {
 				return
 			}
-			if ne, ok := err.(net.Error); !ok || !ne.Timeout() {
+			if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
 				e.log.Error("accept data connection", "error", err)
 			}
 			select { // out of descriptors, perhaps: some will be closed

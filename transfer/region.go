@@ -21,8 +21,10 @@ type Region struct {
 	id       RegionID
 	layout   Layout
 	mem      []byte // exactly the registered size
-	mapping  []byte
 	readOnly bool
+
+	mapMu   sync.Mutex // held while the region is populated or unmapped
+	mapping []byte
 
 	mu   sync.Mutex
 	lent map[uint32]LeaseID // destination blocks in the hands of a living lease
@@ -65,30 +67,46 @@ func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (
 	if flags&RegionReadOnly != 0 {
 		prot = unix.PROT_READ
 	}
-	page := uint64(max(int64(os.Getpagesize()), int64(st.Blksize))) // of a hugetlb memfd: the huge page
+	page := uint64(max(int64(os.Getpagesize()), st.Blksize)) // of a hugetlb memfd: the huge page
 	mapping, err := unix.Mmap(fd, 0, int((size+page-1)/page*page), prot, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("%w: map %d bytes: %w", ErrRegion, size, err)
 	}
 	r := &Region{id: id, layout: l, mem: mapping[:size:size], mapping: mapping, readOnly: flags&RegionReadOnly != 0, lent: make(map[uint32]LeaseID)}
-	if flags&RegionPopulate != 0 {
-		advice := unix.MADV_POPULATE_WRITE
-		if r.readOnly {
-			advice = unix.MADV_POPULATE_READ
-		}
-		_ = unix.Madvise(mapping, advice) // since Linux 5.14; without it the first transfers fault the pages in
-	}
 	return r, nil
 }
 
 // close unmaps the region. All of its leases must be fenced.
 func (r *Region) close() error {
+	r.mapMu.Lock()
+	defer r.mapMu.Unlock()
 	if r.mapping == nil {
 		return nil
 	}
 	err := unix.Munmap(r.mapping)
 	r.mapping, r.mem = nil, nil
 	return err
+}
+
+// populate faults the region in, some at a time, so that unmapping waits for one step at most.
+func (r *Region) populate() {
+	const step = 16 << 20
+	advice := unix.MADV_POPULATE_WRITE
+	if r.readOnly {
+		advice = unix.MADV_POPULATE_READ
+	}
+	for off := 0; ; off += step {
+		r.mapMu.Lock()
+		var err error
+		if off < len(r.mapping) {
+			err = unix.Madvise(r.mapping[off:min(off+step, len(r.mapping))], advice)
+		}
+		last := off+step >= len(r.mapping)
+		r.mapMu.Unlock()
+		if err != nil || last {
+			return // before Linux 5.14 there is no such advice: the first transfers fault the pages in
+		}
+	}
 }
 
 // lend marks destination blocks as a lease's own: two leases that write one block are an engine's mistake.

@@ -20,6 +20,7 @@ type sourceLease struct {
 	retry     []Piece // of lanes that failed
 	flying    map[uint32]*flight
 	pushes    int // not landed
+	waiting   int // unit ranges not cut up yet
 	nextPiece uint32
 	posted    bitmap // pieces handed to a lane and done
 	laneSent  map[int]uint64
@@ -74,10 +75,11 @@ func (l *sourceLease) push(units []Unit, seq uint64) error {
 		l.mu.Unlock()
 		return ErrLeaseEnded
 	}
-	if l.pushes >= limits.PushesPerLease {
+	if l.pushes >= limits.PushesPerLease || l.waiting+len(units) > 4*limits.UnitsPerPush {
 		l.mu.Unlock()
-		return fmt.Errorf("%w: %d pushes of this lease have not landed", ErrLimit, l.pushes)
+		return fmt.Errorf("%w: %d pushes with %d unit ranges of this lease wait", ErrLimit, l.pushes, l.waiting)
 	}
+	l.waiting += len(units)
 	l.pushes++
 	p := &push{seq: seq, units: append([]Unit(nil), units...)}
 	ch := l.ch
@@ -103,6 +105,7 @@ func (l *sourceLease) enqueue(p *push) bool {
 			u.Count = end - u.First
 		}
 		if u.Count == 0 {
+			l.waiting--
 			continue
 		}
 		for b := u.First; b < u.First+u.Count; b++ {
@@ -182,6 +185,7 @@ func (l *sourceLease) cut() (Piece, *push) {
 	w.Count -= p.Count
 	pushed := w.push
 	if w.Count == 0 {
+		l.waiting--
 		l.queue[0] = work{}
 		if l.queue = l.queue[1:]; len(l.queue) == 0 {
 			l.queue = nil

@@ -28,6 +28,12 @@ type targetLease struct {
 // bind gives the lease its blocks. The caller has found the region for it.
 func (l *targetLease) bind(r *Region, req *BindReq) (boundMsg, error) {
 	var m boundMsg
+	l.mu.Lock()
+	ch := l.ch
+	l.mu.Unlock()
+	if ch == nil {
+		return m, ErrNotPresented // it is just arriving
+	}
 	if !bytes.Equal(req.Ticket, l.raw) {
 		return m, fmt.Errorf("%w: not the ticket that was presented", ErrWrongTicket)
 	}
@@ -67,7 +73,7 @@ func (l *targetLease) bind(r *Region, req *BindReq) (boundMsg, error) {
 	if err := r.lend(l.id, blocks[first:]); err != nil {
 		return m, err
 	}
-	if err := l.ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
+	if err := ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
 		r.giveBack(blocks[first:])
 		return m, err
 	}
@@ -321,30 +327,39 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	return c.addTarget(l, m.meta)
 }
 
-// addTarget makes the lease known to the channel and to its engine.
+// addTarget makes the lease known to its engine and to the channel. From the first on it may be revoked by its ticket.
 func (c *channel) addTarget(l *targetLease, meta []byte) error {
 	if err := l.client.add(&l.lease, nil); err != nil {
 		l.e.leases.Add(-1)
 		return err
 	}
 	c.mu.Lock()
-	if c.closed || c.targets[l.sourceID] != nil {
-		c.mu.Unlock()
+	l.mu.Lock()
+	var err error
+	switch {
+	case l.state != LeaseOpen:
+		err = fmt.Errorf("%w: revoked before it was presented", ErrLeaseEnded)
+	case c.closed || c.targets[l.sourceID] != nil:
+		err = fmt.Errorf("%w: lease %d is presented twice, or the channel is closing", ErrProtocol, l.sourceID)
+		l.state = LeaseRevoked // without a word: its engine has not heard of it
+		l.guard.shut()
+		close(l.done)
 		l.client.drop(&l.lease)
 		l.e.leases.Add(-1)
-		return fmt.Errorf("%w: lease %d is presented twice, or the channel is closing", ErrProtocol, l.sourceID)
+	default:
+		l.ch = c
+		c.targets[l.sourceID] = l
+		l.client.emit(Event{
+			Kind: EventPresented, State: LeaseOpen, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Meta: meta, Layout: l.srcLayout, PEngine: l.ticket.PEngine,
+		})
 	}
-	l.mu.Lock()
-	l.ch = c
-	c.targets[l.sourceID] = l
-	l.client.emit(Event{
-		Kind: EventPresented, State: LeaseOpen, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Meta: meta, Layout: l.srcLayout, PEngine: l.ticket.PEngine,
-	})
 	l.mu.Unlock()
 	c.mu.Unlock()
-	l.startTimer()
-	l.e.totals.presented.Add(1)
-	return nil
+	if err == nil {
+		l.startTimer()
+		l.e.totals.presented.Add(1)
+	}
+	return err
 }
 
 // bindTarget makes a bound lease's pieces known to the lanes.

@@ -21,7 +21,7 @@ import (
 type Config struct {
 	SendBuffer    int           // SO_SNDBUF; 0 leaves it to the kernel
 	ReceiveBuffer int           // SO_RCVBUF; 0 leaves it to the kernel
-	UserTimeout   time.Duration // 0: 10 s until unacknowledged data kills a lane. Silence of a living kernel is the channel's business
+	UserTimeout   time.Duration // until unacknowledged data, or a closed window, kills a lane. 0: 1 min, the channel notices a silent peer sooner
 }
 
 type transport struct{ cfg Config }
@@ -29,7 +29,7 @@ type transport struct{ cfg Config }
 // New makes the transport.
 func New(cfg Config) transfer.Transport {
 	if cfg.UserTimeout <= 0 {
-		cfg.UserTimeout = 10 * time.Second
+		cfg.UserTimeout = time.Minute
 	}
 	return &transport{cfg}
 }

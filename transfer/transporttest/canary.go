@@ -83,7 +83,6 @@ func withoutBlocks(qs []*Request, blocks []uint32) (out []*Request) {
 // cancelAtRandom runs one transfer and revokes it from one side. It reports whether the transfer settled all the same.
 func cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled bool) {
 	p := q.Pair
-	release := func() {}
 	held := ""
 	if r.IntN(3) == 0 { // hold it at a certain piece
 		pauses, point := p.P.Pauses, transfer.PauseWriteFrame
@@ -92,8 +91,7 @@ func cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled 
 		}
 		pauses.Set(point, r.IntN(6))
 		held = point
-		release = pauses.ReleaseAll
-		defer release()
+		defer pauses.ReleaseAll()
 	}
 	q.Present(t, nil)
 	q.Bind(t)
