@@ -269,7 +269,9 @@ func (r *rig) latency(ctx context.Context) ([]float64, error) {
 		return nil, err
 	}
 	for range 2 {
-		<-f.settled // the ends of a revoked lease
+		if err := <-f.settled; err == nil {
+			return nil, errors.New("time one block: a revoked lease settled")
+		}
 	}
 	return took, nil
 }

@@ -67,7 +67,8 @@ func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (
 	if flags&RegionReadOnly != 0 {
 		prot = unix.PROT_READ
 	}
-	page := uint64(max(int64(os.Getpagesize()), st.Blksize)) // of a hugetlb memfd: the huge page
+	blksize := int64(st.Blksize)                          //nolint:unconvert // int32 on arm64
+	page := uint64(max(int64(os.Getpagesize()), blksize)) // of a hugetlb memfd: the huge page
 	mapping, err := unix.Mmap(fd, 0, int((size+page-1)/page*page), prot, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("%w: map %d bytes: %w", ErrRegion, size, err)

@@ -85,7 +85,9 @@ func (s *server) stop(sock *socket, accepted <-chan error, admin *admin) error {
 	}
 	s.mu.Unlock()
 	_ = sock.UnixListener.Close()
-	<-accepted
+	if err := <-accepted; err != nil && !errors.Is(err, net.ErrClosed) {
+		s.log.Warn("accept engines", "error", err)
+	}
 	for _, c := range live {
 		c.shutdown()
 	}

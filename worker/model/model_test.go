@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/headrace/headrace/worker/tinymodel"
 	"github.com/headrace/headrace/worker/gguf"
 	"github.com/headrace/headrace/worker/kernel"
+	"github.com/headrace/headrace/worker/tinymodel"
 )
 
 func tinyFile(tb testing.TB, o tinymodel.Options) string {

@@ -7,8 +7,8 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/headrace/headrace/worker/tinymodel"
 	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/worker/tinymodel"
 )
 
 func main() {
