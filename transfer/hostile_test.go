@@ -177,11 +177,13 @@ func TestPiecesWithoutRightAreDiscarded(t *testing.T) {
 	piece := p.good()
 	p.lane.Write(frame(piece, true))
 	p.lane.Write(frame(piece, true)) // twice
-	got := p.expect(19)
-	if id := binary.LittleEndian.Uint32(got); id != 1 {
-		t.Errorf("landed: piece %d", id)
+	for acks := 0; acks < 2; { // together or apart
+		got := p.expect(19)
+		if id := binary.LittleEndian.Uint32(got); id != 1 {
+			t.Errorf("landed: piece %d", id)
+		}
+		acks += len(got) / 4
 	}
-	p.expect(19)
 	s := pair.D.Engine.Status()
 	if s.Totals.BytesLanded != uint64(piece.Bytes) || s.Totals.PiecesDuplicate != 1 || s.Totals.PiecesDiscarded != 2 {
 		t.Errorf("totals %+v", s.Totals)
