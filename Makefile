@@ -62,11 +62,12 @@ nocgo: ## build everything without cgo, and test what differs
 	CGO_ENABLED=0 go test ./cgo ./internal/doctor
 
 .PHONY: e2e
-e2e: deps-test model ## drive the real binary end to end, with the openai client too
+e2e: deps-test build model ## drive the real binary end to end, with the openai client too
 	HEADRACE_E2E=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 40m ./test/e2e
 
 .PHONY: proof
-proof: deps-test model ## as e2e, with each kill 20 times and all prompts (an hour or two)
+proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, each kill 20 times, all prompts
+	HEADRACE_FULL=1 go test -count=1 -timeout 60m ./transfer/...
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
 
 .PHONY: lint
