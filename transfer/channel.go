@@ -66,6 +66,9 @@ type laneStream struct {
 // ErrChannel says that the connection to a peer is no more.
 var ErrChannel = errors.New("channel died")
 
+// ErrMemory is what a transport answers for a piece whose lent memory could not be read: the lease fails, not the lane.
+var ErrMemory = errors.New("memory fault in a lent region")
+
 // ErrFenced is what a transport answers for a piece whose lease was fenced before or while it was sent.
 var ErrFenced = errors.New("lease is fenced")
 

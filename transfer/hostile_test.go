@@ -177,7 +177,7 @@ func TestPiecesWithoutRightAreDiscarded(t *testing.T) {
 	piece := p.good()
 	p.lane.Write(frame(piece, true))
 	p.lane.Write(frame(piece, true)) // twice
-	for acks := 0; acks < 2; { // together or apart
+	for acks := 0; acks < 2; {       // together or apart
 		got := p.expect(19)
 		if id := binary.LittleEndian.Uint32(got); id != 1 {
 			t.Errorf("landed: piece %d", id)

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"fmt"
 	"math"
 )
@@ -210,6 +211,11 @@ func (l *sourceLease) writeDone(p *Piece, lane int, err error) {
 		return
 	}
 	ch := l.ch
+	if errors.Is(err, ErrMemory) {
+		l.mu.Unlock()
+		l.e.wg.Go(func() { l.fail("read source blocks: %v", err) })
+		return
+	}
 	if err != nil || ch.lanes.dead(lane) {
 		l.again(f)
 		l.mu.Unlock()

@@ -186,6 +186,14 @@ func (x *Landing) Stop() <-chan struct{} {
 	return x.lease.guard.stop
 }
 
+// Fault says that the blocks could not be written: the lease fails, not the lane. The rest of the payload is to be thrown
+// away, and End must follow.
+func (x *Landing) Fault(err error) {
+	if l := x.lease; l != nil {
+		l.e.wg.Go(func() { l.fail("write destination blocks: %v", err) })
+	}
+}
+
 // End says that the payload has come to its end: whole, every byte in its block, or not.
 func (x *Landing) End(whole bool) {
 	if l := x.lease; l != nil {

@@ -129,9 +129,6 @@ func (l *link) Post(lane int, w *transfer.Write) {
 	l.setup.Pauses.Wait(transfer.PauseCopyPiece, either(w.Stop(), x.Stop()))
 	err := copyPiece(w, x)
 	x.End(err == nil)
-	if err != nil && !errors.Is(err, transfer.ErrFenced) {
-		l.setup.LaneDown(lane, err)
-	}
 	w.Done(err)
 }
 
@@ -163,7 +160,7 @@ func copyStep(w *transfer.Write, x *transfer.Landing, src, dst *cursor, n uint64
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := recover(); fault != nil {
-			err = fmt.Errorf("copy piece: memory fault in a lent region: %v", fault)
+			err = fmt.Errorf("copy piece: %w: %v", transfer.ErrMemory, fault)
 		}
 	}()
 	from, to := w.Src.Bytes(), x.Dst.Bytes()

@@ -108,3 +108,6 @@ func TestPeerProcessStopsOrDies(t *testing.T) {
 		})
 	}
 }
+
+// A page that cannot be read or written ends its lease with a word: neither the daemon nor the lane.
+func TestMemoryFaultEndsTheLease(t *testing.T) { transporttest.MemoryFaults(t, factory()) }

@@ -115,7 +115,8 @@ type sender struct {
 	vec     vector
 	left    uint64 // payload bytes not written
 	head    uint64 // header bytes not written
-	padding bool   // fenced: the rest is zeros
+	padding bool   // fenced, or the source cannot be read: the rest is zeros
+	fault   bool   // the source cannot be read
 	err     error
 	header  [transfer.DataHeaderSize]byte
 	trailer [transfer.DataTrailerSize]byte
@@ -130,7 +131,7 @@ func (l *lane) send(w *transfer.Write) error {
 	}
 	w.Piece.PutHeader(&o.header)
 	transfer.PutTrailer(&o.trailer, true)
-	o.w, o.padding, o.err = w, false, nil
+	o.w, o.padding, o.fault, o.err = w, false, false, nil
 	o.left, o.head = uint64(w.Piece.Bytes), uint64(len(o.header))
 	o.vec.reset()
 	o.vec.addApart(o.header[:])
@@ -148,6 +149,9 @@ func (l *lane) send(w *transfer.Write) error {
 	}
 	runtime.KeepAlive(l)
 	o.w = nil
+	if o.err == nil && o.fault {
+		return fmt.Errorf("send piece: %w", transfer.ErrMemory)
+	}
 	if o.err == nil && o.padding {
 		return transfer.ErrFenced
 	}
@@ -181,6 +185,13 @@ func (o *sender) write(fd uintptr) bool {
 			o.left -= min(n-h, o.left)
 		case unix.EAGAIN:
 			return false
+		case unix.EFAULT: // a poisoned page, or no memory for it: see transfer.Region
+			if !guarded {
+				o.err = errno
+				return true
+			}
+			o.fault = true
+			o.pad()
 		default:
 			o.err = errno
 			return true
@@ -335,6 +346,10 @@ func (in *receiver) read(fd uintptr) bool {
 		switch {
 		case errno == unix.EAGAIN:
 			return false
+		case errno == unix.EFAULT && guarded:
+			in.x.Fault(transfer.ErrMemory)
+			in.discard()
+			continue
 		case errno != 0:
 			in.err = errno
 			return true

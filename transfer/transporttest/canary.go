@@ -33,7 +33,7 @@ func canaryRounds() int {
 // a source block that was overwritten after its fence may be seen anywhere.
 func testCanary(t *testing.T, f Factory) {
 	defer CheckLeaks(t)()
-	r := newRand()
+	r := NewRand()
 	p := NewPair(t, f, Options{})
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again

@@ -55,7 +55,7 @@ func TestFakeSettlesDespiteLaneFaults(t *testing.T) {
 					return None
 				}
 				p := NewPair(t, fakeFactory(func() *Fake { return &Fake{OneSided: oneSided, Faults: faults} }), Options{})
-				q := p.NewRequest(newRand(), 900, 0, patience)
+				q := p.NewRequest(NewRand(), 900, 0, patience)
 				q.Present(t, nil)
 				q.Bind(t)
 				q.PushAll(t, []byte("record"))
@@ -86,7 +86,7 @@ func TestFakeStallIsFenced(t *testing.T) {
 						return None
 					}}
 				}), Options{})
-				q := p.NewRequest(newRand(), 900, 0, patience)
+				q := p.NewRequest(NewRand(), 900, 0, patience)
 				q.Present(t, nil)
 				q.Bind(t)
 				q.PushAll(t, nil)
@@ -109,7 +109,7 @@ func TestFakeStallIsFenced(t *testing.T) {
 				if forced := p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced; (forced > 0) != oneSided {
 					t.Errorf("%d fences were forced", forced)
 				}
-				q2 := p.NewRequest(newRand(), 300, 0, patience)
+				q2 := p.NewRequest(NewRand(), 300, 0, patience)
 				q2.Present(t, nil)
 				q2.Bind(t)
 				q2.PushAll(t, nil)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"strings"
 	"testing"
@@ -39,165 +38,10 @@ func Run(t *testing.T, f Factory) {
 	}
 }
 
-// Request is one lease under test.
-type Request struct {
-	Pair       *Pair
-	Ticket     ticket.Ticket
-	Raw        []byte
-	Tokens     uint32
-	FirstToken uint32
-	Src, Dst   []uint32
-	PLease     transfer.LeaseID
-	DLease     transfer.LeaseID
-	salt       byte
-}
-
-// NewRequest picks blocks at random and fills the source with bytes below 0x80 and the destination with 0x80.
-func (p *Pair) NewRequest(r *rand.Rand, tokens, firstToken uint32, life time.Duration) *Request {
-	q := &Request{Pair: p, Tokens: tokens, FirstToken: firstToken}
-	q.Ticket, q.Raw = p.Ticket(life)
-	q.Src = pick(r, p.P.Layout, tokens)
-	q.Dst = pick(r, p.D.Layout, tokens)
-	q.FillSource(byte(r.IntN(0x80)))
-	p.D.set(q.Dst, 0x80)
-	return q
-}
-
-func pick(r *rand.Rand, l transfer.Layout, tokens uint32) []uint32 {
-	ids := make([]uint32, (tokens+l.BlockTokens-1)/l.BlockTokens)
-	for i, v := range r.Perm(int(l.Blocks))[:len(ids)] {
-		ids[i] = uint32(v)
-	}
-	return ids
-}
-
-// FillSource writes a pattern below 0x80 that tells places apart.
-func (q *Request) FillSource(salt byte) {
-	q.salt = salt
-	i := 0
-	q.Pair.P.eachBlock(q.Src, func(b []byte) {
-		at := (int(salt)*4099 + i*251) % (len(noise) / 2)
-		for n := 0; n < len(b); {
-			n += copy(b[n:], noise[at:])
-		}
-		i++
-	})
-}
-
-// noise is bytes below 0x80 that do not repeat soon.
-var noise = func() []byte {
-	r := rand.New(rand.NewPCG(3, 5))
-	b := make([]byte, 256<<10)
-	for i := range b {
-		b[i] = byte(r.Uint32()) & 0x7f
-	}
-	return b
-}()
-
-// eachBlock gives the bytes of blocks, layer by layer. The shapes' blocks are contiguous.
-func (s *Side) eachBlock(blocks []uint32, f func([]byte)) {
-	for layer := range s.Layout.Layers {
-		for _, b := range blocks {
-			off := uint64(layer)*s.Layout.LayerStride + uint64(b)*s.Layout.BlockStride
-			f(s.Mem.Bytes[off : off+s.Layout.BlockStride])
-		}
-	}
-}
-
-// set fills blocks with one byte, fast.
-func (s *Side) set(blocks []uint32, v byte) {
-	s.eachBlock(blocks, func(b []byte) {
-		b[0] = v
-		for n := 1; n < len(b); n *= 2 {
-			copy(b[n:], b[:n])
-		}
-	})
-}
-
-// Present presents the ticket.
-func (q *Request) Present(t testing.TB, meta []byte) {
-	t.Helper()
-	id, err := q.Pair.P.Client.Present(transfer.PresentReq{
-		Ticket: q.Raw, Peer: q.Pair.Addr, Region: q.Pair.P.Region, Tokens: q.Tokens, Blocks: q.Src, Meta: meta,
-	})
-	if err != nil {
-		t.Fatalf("present: %v", err)
-	}
-	q.PLease = id
-}
-
-// Bind waits until the ticket is presented and binds it.
-func (q *Request) Bind(t testing.TB) {
-	t.Helper()
-	q.Pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
-	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: q.Pair.D.Region, FirstToken: q.FirstToken, Blocks: q.Dst})
-	if err != nil {
-		t.Fatalf("bind: %v", err)
-	}
-	q.DLease = id
-}
-
-// PushAll pushes every layer on its own and gives the record.
-func (q *Request) PushAll(t testing.TB, record []byte) {
-	t.Helper()
-	for layer := range q.Pair.P.Layout.Layers {
-		if err := q.Pair.P.Client.Push(q.PLease, []transfer.Unit{{Layer: layer, First: 0, Count: uint32(len(q.Src))}}, uint64(layer)+1); err != nil {
-			t.Fatalf("push layer %d: %v", layer, err)
-		}
-	}
-	if err := q.Pair.P.Client.Handoff(q.PLease, record); err != nil {
-		t.Fatalf("hand off: %v", err)
-	}
-}
-
-// Settled waits for both ends and checks what arrived.
-func (q *Request) Settled(t testing.TB, record []byte) {
-	t.Helper()
-	d := q.Pair.D.End(t, q.Ticket.Nonce)
-	p := q.Pair.P.End(t, q.Ticket.Nonce)
-	if d.Kind != transfer.EventSettled || p.Kind != transfer.EventSettled {
-		t.Fatalf("ended with %v (%q) at D and %v (%q) at P, want settled", d.Kind, d.Reason, p.Kind, p.Reason)
-	}
-	if !bytes.Equal(d.Record, record) {
-		t.Errorf("record is %d bytes, want %d", len(d.Record), len(record))
-	}
-	if err := q.CheckLanded(); err != nil {
-		t.Error(err)
-	}
-}
-
-// CheckLanded compares every wanted element of the destination with the source, and what was not wanted with 0x80.
-func (q *Request) CheckLanded() error {
-	p, d := q.Pair.P, q.Pair.D
-	src, dst := p.Layout, d.Layout
-	row := uint64(src.Heads) * uint64(src.HeadBytes) // the shapes' heads are contiguous, all held at both ends
-	for layer := range uint64(src.Layers) {
-		for plane := range uint64(src.Planes) {
-			for tok := range uint64(len(q.Dst)) * uint64(dst.BlockTokens) {
-				at := layer*dst.LayerStride + uint64(q.Dst[tok/uint64(dst.BlockTokens)])*dst.BlockStride + plane*dst.PlaneStride + tok%uint64(dst.BlockTokens)*dst.TokenStride
-				got := d.Mem.Bytes[at : at+row]
-				if tok < uint64(q.FirstToken) || tok >= uint64(q.Tokens) {
-					if n := bytes.Count(got, []byte{0x80}); uint64(n) != row {
-						return fmt.Errorf("token %d of layer %d was not wanted and yet %d bytes were written", tok, layer, row-uint64(n))
-					}
-					continue
-				}
-				from := layer*src.LayerStride + uint64(q.Src[tok/uint64(src.BlockTokens)])*src.BlockStride + plane*src.PlaneStride + tok%uint64(src.BlockTokens)*src.TokenStride
-				if !bytes.Equal(got, p.Mem.Bytes[from:from+row]) {
-					return fmt.Errorf("layer %d plane %d token %d differs from the source", layer, plane, tok)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func newRand() *rand.Rand { return rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 7)) }
-
 func testSettles(t *testing.T, f Factory) {
 	defer CheckLeaks(t)()
 	p := NewPair(t, f, Options{})
-	r := newRand()
+	r := NewRand()
 	for i := range 3 {
 		q := p.NewRequest(r, 300, 0, patience)
 		q.Present(t, []byte("meta"))
@@ -231,7 +75,7 @@ func checkOrder(t *testing.T, evs []transfer.Event, pushes int) {
 
 func testPartialAndPrefix(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	r := newRand()
+	r := NewRand()
 	for _, c := range []struct{ tokens, first uint32 }{{1, 0}, {16, 0}, {17, 16}, {33, 16}, {1000, 480}, {1024, 1008}} {
 		q := p.NewRequest(r, c.tokens, c.first, patience)
 		q.Present(t, nil)
@@ -250,7 +94,7 @@ func testLayouts(t *testing.T, f Factory) {
 			src, dst := DefaultShape, DefaultShape
 			src.BlockTokens, dst.BlockTokens, dst.Blocks = c.p, c.d, 128
 			p := NewPair(t, f, Options{P: src, D: dst})
-			q := p.NewRequest(newRand(), 205, c.d, patience)
+			q := p.NewRequest(NewRand(), 205, c.d, patience)
 			q.Present(t, nil)
 			q.Bind(t)
 			q.PushAll(t, nil)
@@ -263,7 +107,7 @@ func testLargeUnits(t *testing.T, f Factory) {
 	// 2.5 MiB a unit: three parts.
 	s := Shape{Layers: 2, Blocks: 4, BlockTokens: 40, Heads: 4, HeadBytes: 8192}
 	p := NewPair(t, f, Options{P: s, D: s})
-	q := p.NewRequest(newRand(), 111, 40, patience)
+	q := p.NewRequest(NewRand(), 111, 40, patience)
 	q.Present(t, nil)
 	q.Bind(t)
 	q.PushAll(t, nil)
@@ -272,7 +116,7 @@ func testLargeUnits(t *testing.T, f Factory) {
 
 func testNothingWanted(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 40, 40, patience)
+	q := p.NewRequest(NewRand(), 40, 40, patience)
 	q.Present(t, nil)
 	q.Bind(t)
 	q.PushAll(t, []byte("all of it is there"))
@@ -284,7 +128,7 @@ func testNothingWanted(t *testing.T, f Factory) {
 
 func testPushBeforeBound(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 200, 0, patience)
+	q := p.NewRequest(NewRand(), 200, 0, patience)
 	q.Present(t, nil)
 	q.PushAll(t, []byte("early"))
 	q.Bind(t)
@@ -295,7 +139,7 @@ func testManyLeases(t *testing.T, f Factory) {
 	s := DefaultShape
 	s.Blocks = 256
 	p := NewPair(t, f, Options{P: s, D: s})
-	r := newRand()
+	r := NewRand()
 	perm := r.Perm(256)
 	var qs []*Request
 	for i := range 16 { // disjoint blocks
@@ -320,7 +164,7 @@ func testManyLeases(t *testing.T, f Factory) {
 
 func testRefuse(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	r := newRand()
+	r := NewRand()
 	t.Run("Presented", func(t *testing.T) {
 		q := p.NewRequest(r, 20, 0, patience)
 		q.Present(t, nil)
@@ -371,7 +215,7 @@ func testWrongTickets(t *testing.T, f Factory) {
 		{"DecodeEngine", func(x *ticket.Ticket) { x.DEngine = "someone" }, Key, nil, "not attached"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			q := p.NewRequest(newRand(), 20, 0, patience)
+			q := p.NewRequest(NewRand(), 20, 0, patience)
 			c.change(&q.Ticket)
 			q.Raw = ticket.Mint(c.key, q.Ticket)
 			if c.local == nil {
@@ -394,7 +238,7 @@ func testWrongTickets(t *testing.T, f Factory) {
 
 func testReplay(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 20, 0, patience)
+	q := p.NewRequest(NewRand(), 20, 0, patience)
 	q.Present(t, nil)
 	if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
 		t.Errorf("second present while the first lives: %v", err)
@@ -421,7 +265,7 @@ func testReplay(t *testing.T, f Factory) {
 
 func testBadRequests(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	r := newRand()
+	r := NewRand()
 	q := p.NewRequest(r, 40, 0, patience)
 	present := func(tokens uint32, blocks ...uint32) error {
 		_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: tokens, Blocks: blocks})
@@ -473,7 +317,7 @@ func testBadRequests(t *testing.T, f Factory) {
 
 func testExpires(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 20, 0, 300*time.Millisecond)
+	q := p.NewRequest(NewRand(), 20, 0, 300*time.Millisecond)
 	q.Present(t, nil)
 	q.Bind(t)
 	for _, s := range []*Side{p.P, p.D} {
@@ -487,12 +331,12 @@ func testClientCloses(t *testing.T, f Factory) {
 	for _, who := range []string{"prefill", "decode"} {
 		t.Run(who, func(t *testing.T) {
 			p := NewPair(t, f, Options{})
-			q := p.NewRequest(newRand(), 900, 0, patience)
+			q := p.NewRequest(NewRand(), 900, 0, patience)
 			p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
 			q.Present(t, nil)
 			q.Bind(t)
 			q.PushAll(t, nil)
-			waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+			WaitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
 			closing, other := p.P, p.D
 			if who == "decode" {
 				closing, other = p.D, p.P
@@ -515,8 +359,8 @@ func testClientCloses(t *testing.T, f Factory) {
 	}
 }
 
-// waitHeld waits until a goroutine is held at a pause point.
-func waitHeld(t testing.TB, p *transfer.Pauses, point string) {
+// WaitHeld waits until a goroutine is held at a pause point.
+func WaitHeld(t testing.TB, p *transfer.Pauses, point string) {
 	t.Helper()
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -535,12 +379,12 @@ func waitHeld(t testing.TB, p *transfer.Pauses, point string) {
 
 func testRegionRemoved(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 900, 0, patience)
+	q := p.NewRequest(NewRand(), 900, 0, patience)
 	p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
 	q.Present(t, nil)
 	q.Bind(t)
 	q.PushAll(t, nil)
-	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	WaitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
 	if err := p.D.Client.RemoveRegion(p.D.Region); err != nil {
 		t.Fatal(err)
 	}
@@ -560,12 +404,12 @@ func testEngineCloses(t *testing.T, f Factory) {
 		return // both ends are one engine, and nobody is left to tell
 	}
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 900, 0, patience)
+	q := p.NewRequest(NewRand(), 900, 0, patience)
 	p.P.Pauses.Set(transfer.PauseWriteFrame, 1)
 	q.Present(t, nil)
 	q.Bind(t)
 	q.PushAll(t, nil)
-	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	WaitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
 	if err := p.D.Engine.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -583,7 +427,7 @@ func testRevokeHeldAtPause(t *testing.T, f Factory) {
 		for _, who := range []string{"prefill", "decode"} {
 			t.Run(point+"/"+who, func(t *testing.T) {
 				p := NewPair(t, f, Options{})
-				q := p.NewRequest(newRand(), 900, 0, patience)
+				q := p.NewRequest(NewRand(), 900, 0, patience)
 				holds := p.P.Pauses
 				if point == f.ReadPause {
 					holds = p.D.Pauses
@@ -592,7 +436,7 @@ func testRevokeHeldAtPause(t *testing.T, f Factory) {
 				q.Present(t, nil)
 				q.Bind(t)
 				q.PushAll(t, nil)
-				waitHeld(t, holds, point)
+				WaitHeld(t, holds, point)
 				s, id := p.P, q.PLease
 				if who == "decode" {
 					s, id = p.D, q.DLease
@@ -613,7 +457,7 @@ func testRevokeHeldAtPause(t *testing.T, f Factory) {
 					}
 				}
 				holds.ReleaseAll()
-				q2 := p.NewRequest(newRand(), 900, 0, patience) // the channel still works
+				q2 := p.NewRequest(NewRand(), 900, 0, patience) // the channel still works
 				q2.Present(t, nil)
 				q2.Bind(t)
 				q2.PushAll(t, nil)
@@ -625,7 +469,7 @@ func testRevokeHeldAtPause(t *testing.T, f Factory) {
 
 func testRateLimit(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{Config: func(c *transfer.Config) { c.RateLimit = 16 << 20 }})
-	q := p.NewRequest(newRand(), 512, 0, patience) // 8 MiB
+	q := p.NewRequest(NewRand(), 512, 0, patience) // 8 MiB
 	q.Present(t, nil)
 	q.Bind(t)
 	began := time.Now()
@@ -634,7 +478,7 @@ func testRateLimit(t *testing.T, f Factory) {
 	if d := time.Since(began); d < 300*time.Millisecond {
 		t.Errorf("8 MiB at 16 MiB/s took %v only", d)
 	}
-	q = p.NewRequest(newRand(), 1024, 0, patience) // 16 MiB: 1 s
+	q = p.NewRequest(NewRand(), 1024, 0, patience) // 16 MiB: 1 s
 	q.Present(t, nil)
 	q.Bind(t)
 	p.P.Engine.SetRate(1 << 10)
@@ -645,12 +489,12 @@ func testRateLimit(t *testing.T, f Factory) {
 
 func testStatus(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
-	q := p.NewRequest(newRand(), 900, 0, patience)
+	q := p.NewRequest(NewRand(), 900, 0, patience)
 	p.P.Pauses.Set(transfer.PauseWriteFrame, 2)
 	q.Present(t, nil)
 	q.Bind(t)
 	q.PushAll(t, nil)
-	waitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
+	WaitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
 	s := p.P.Engine.Status()
 	var c *transfer.ChannelStatus
 	for i := range s.Channels {

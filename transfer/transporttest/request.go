@@ -1,0 +1,168 @@
+package transporttest
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/ticket"
+)
+
+// Request is one lease under test.
+type Request struct {
+	Pair       *Pair
+	Ticket     ticket.Ticket
+	Raw        []byte
+	Tokens     uint32
+	FirstToken uint32
+	Src, Dst   []uint32
+	PLease     transfer.LeaseID
+	DLease     transfer.LeaseID
+	salt       byte
+}
+
+// NewRequest picks blocks at random and fills the source with bytes below 0x80 and the destination with 0x80.
+func (p *Pair) NewRequest(r *rand.Rand, tokens, firstToken uint32, life time.Duration) *Request {
+	q := &Request{Pair: p, Tokens: tokens, FirstToken: firstToken}
+	q.Ticket, q.Raw = p.Ticket(life)
+	q.Src = pick(r, p.P.Layout, tokens)
+	q.Dst = pick(r, p.D.Layout, tokens)
+	q.FillSource(byte(r.IntN(0x80)))
+	p.D.set(q.Dst, 0x80)
+	return q
+}
+
+func pick(r *rand.Rand, l transfer.Layout, tokens uint32) []uint32 {
+	ids := make([]uint32, (tokens+l.BlockTokens-1)/l.BlockTokens)
+	for i, v := range r.Perm(int(l.Blocks))[:len(ids)] {
+		ids[i] = uint32(v)
+	}
+	return ids
+}
+
+// FillSource writes a pattern below 0x80 that tells places apart.
+func (q *Request) FillSource(salt byte) {
+	q.salt = salt
+	i := 0
+	q.Pair.P.eachBlock(q.Src, func(b []byte) {
+		at := (int(salt)*4099 + i*251) % (len(noise) / 2)
+		for n := 0; n < len(b); {
+			n += copy(b[n:], noise[at:])
+		}
+		i++
+	})
+}
+
+// noise is bytes below 0x80 that do not repeat soon.
+var noise = func() []byte {
+	r := rand.New(rand.NewPCG(3, 5))
+	b := make([]byte, 256<<10)
+	for i := range b {
+		b[i] = byte(r.Uint32()) & 0x7f
+	}
+	return b
+}()
+
+// eachBlock gives the bytes of blocks, layer by layer. The shapes' blocks are contiguous.
+func (s *Side) eachBlock(blocks []uint32, f func([]byte)) {
+	for layer := range s.Layout.Layers {
+		for _, b := range blocks {
+			off := uint64(layer)*s.Layout.LayerStride + uint64(b)*s.Layout.BlockStride
+			f(s.Mem.Bytes[off : off+s.Layout.BlockStride])
+		}
+	}
+}
+
+// set fills blocks with one byte, fast.
+func (s *Side) set(blocks []uint32, v byte) {
+	s.eachBlock(blocks, func(b []byte) {
+		b[0] = v
+		for n := 1; n < len(b); n *= 2 {
+			copy(b[n:], b[:n])
+		}
+	})
+}
+
+// Present presents the ticket.
+func (q *Request) Present(t testing.TB, meta []byte) {
+	t.Helper()
+	id, err := q.Pair.P.Client.Present(transfer.PresentReq{
+		Ticket: q.Raw, Peer: q.Pair.Addr, Region: q.Pair.P.Region, Tokens: q.Tokens, Blocks: q.Src, Meta: meta,
+	})
+	if err != nil {
+		t.Fatalf("present: %v", err)
+	}
+	q.PLease = id
+}
+
+// Bind waits until the ticket is presented and binds it.
+func (q *Request) Bind(t testing.TB) {
+	t.Helper()
+	q.Pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: q.Pair.D.Region, FirstToken: q.FirstToken, Blocks: q.Dst})
+	if err != nil {
+		t.Fatalf("bind: %v", err)
+	}
+	q.DLease = id
+}
+
+// PushAll pushes every layer on its own and gives the record.
+func (q *Request) PushAll(t testing.TB, record []byte) {
+	t.Helper()
+	for layer := range q.Pair.P.Layout.Layers {
+		if err := q.Pair.P.Client.Push(q.PLease, []transfer.Unit{{Layer: layer, First: 0, Count: uint32(len(q.Src))}}, uint64(layer)+1); err != nil {
+			t.Fatalf("push layer %d: %v", layer, err)
+		}
+	}
+	if err := q.Pair.P.Client.Handoff(q.PLease, record); err != nil {
+		t.Fatalf("hand off: %v", err)
+	}
+}
+
+// Settled waits for both ends and checks what arrived.
+func (q *Request) Settled(t testing.TB, record []byte) {
+	t.Helper()
+	d := q.Pair.D.End(t, q.Ticket.Nonce)
+	p := q.Pair.P.End(t, q.Ticket.Nonce)
+	if d.Kind != transfer.EventSettled || p.Kind != transfer.EventSettled {
+		t.Fatalf("ended with %v (%q) at D and %v (%q) at P, want settled", d.Kind, d.Reason, p.Kind, p.Reason)
+	}
+	if !bytes.Equal(d.Record, record) {
+		t.Errorf("record is %d bytes, want %d", len(d.Record), len(record))
+	}
+	if err := q.CheckLanded(); err != nil {
+		t.Error(err)
+	}
+}
+
+// CheckLanded compares every wanted element of the destination with the source, and what was not wanted with 0x80.
+func (q *Request) CheckLanded() error {
+	p, d := q.Pair.P, q.Pair.D
+	src, dst := p.Layout, d.Layout
+	row := uint64(src.Heads) * uint64(src.HeadBytes) // the shapes' heads are contiguous, all held at both ends
+	for layer := range uint64(src.Layers) {
+		for plane := range uint64(src.Planes) {
+			for tok := range uint64(len(q.Dst)) * uint64(dst.BlockTokens) {
+				at := layer*dst.LayerStride + uint64(q.Dst[tok/uint64(dst.BlockTokens)])*dst.BlockStride + plane*dst.PlaneStride + tok%uint64(dst.BlockTokens)*dst.TokenStride
+				got := d.Mem.Bytes[at : at+row]
+				if tok < uint64(q.FirstToken) || tok >= uint64(q.Tokens) {
+					if n := bytes.Count(got, []byte{0x80}); uint64(n) != row {
+						return fmt.Errorf("token %d of layer %d was not wanted and yet %d bytes were written", tok, layer, row-uint64(n))
+					}
+					continue
+				}
+				from := layer*src.LayerStride + uint64(q.Src[tok/uint64(src.BlockTokens)])*src.BlockStride + plane*src.PlaneStride + tok%uint64(src.BlockTokens)*src.TokenStride
+				if !bytes.Equal(got, p.Mem.Bytes[from:from+row]) {
+					return fmt.Errorf("layer %d plane %d token %d differs from the source", layer, plane, tok)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// NewRand is seeded by the clock.
+func NewRand() *rand.Rand { return rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 7)) }
