@@ -24,6 +24,7 @@ func (w *worker) serve(ctx context.Context) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(w.cfg.Listener) }()
+	w.cfg.Logger.Info("worker serves", "url", "http://"+w.cfg.Listener.Addr().String()+"/v1", "role", w.cfg.Role, "model", w.cfg.ModelName)
 	if w.cfg.OnReady != nil {
 		w.cfg.OnReady(w.info())
 	}
