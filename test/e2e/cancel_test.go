@@ -43,6 +43,7 @@ func TestHangUp(t *testing.T) {
 					})
 				}
 			}
+			t.Run("20 in prefill", func(t *testing.T) { hangUpInPrefill(t, c) })
 			t.Run("20 anywhere", func(t *testing.T) { hangUpAnywhere(t, c) })
 			t.Run("descriptors", func(t *testing.T) { descriptorsStay(t, c) })
 		})
@@ -108,6 +109,40 @@ func (s *scene) hangUp(h hold, n int, streamed bool) {
 	if got := s.c.generated() - before; got >= uint64(n*longAnswer) {
 		s.t.Errorf("%d tokens were generated for clients that had left", got)
 	}
+}
+
+// hangUpInPrefill: 20 clients leave while their prompts are computed or wait for it.
+func hangUpInPrefill(t *testing.T, c *cluster) {
+	c.in(t)
+	const n, prompt = 20, 2000
+	p := c.prefill()
+	before, err := p.status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var streams []*stream
+	for i := range n {
+		streams = append(streams, post(c.url(), request{Prompt: freshPrompt(prompt), MaxTokens: longAnswer / 2, Stream: i%2 == 0}))
+	}
+	eventually(t, waitHang, "prefill is at work", func() error {
+		st, err := p.status()
+		if err == nil && (st.Running+st.Waiting < n/2 || st.Counters.PromptTokens == before.Counters.PromptTokens) {
+			err = fmt.Errorf("%+v", st)
+		}
+		return err
+	})
+	for _, st := range streams {
+		st.cancel()
+	}
+	bounds.add("blocks back, 20 clients left in prefill", c.blocksBack(waitShort, "after 20 clients left in prefill"), nil)
+	after, err := p.status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := after.Counters.PromptTokens - before.Counters.PromptTokens; got >= n*prompt {
+		t.Errorf("%d prompt tokens were computed for clients that had left", got)
+	}
+	c.split(waitShort)
 }
 
 // hangUpAnywhere: 20 clients that leave at points of their own, among six that stay and get the right answer.

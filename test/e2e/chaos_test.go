@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"strconv"
@@ -39,10 +38,14 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	t.Logf("HEADRACE_CHAOS_SEED=%d", seed)
-	for _, nodes := range []int{2, 1} {
-		t.Run(fmt.Sprintf("%d nodes", nodes), func(t *testing.T) {
-			x := &chaos{t: t, c: start(t, options{nodes: nodes}), stop: make(chan struct{})}
-			x.run(seed+uint64(nodes), lasts)
+	for name, o := range map[string]options{
+		"1 node":                   {nodes: 1},
+		"2 nodes":                  {nodes: 2},
+		"2 nodes, 2 and 2 workers": {nodes: 2, args: []string{"--prefill", "2", "--decode", "2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := &chaos{t: t, c: start(t, o), stop: make(chan struct{})}
+			x.run(seed+uint64(len(name)), lasts)
 		})
 	}
 }

@@ -157,9 +157,35 @@ func (c *cluster) awaitReady() {
 	if c.table, err = c.reg.Watch(ctx); err != nil {
 		c.t.Fatal(err)
 	}
-	c.url()
 	c.prefill()
 	c.decode()
+	c.routed()
+}
+
+// routed waits until the router has both workers with their daemons too: its table is its own.
+func (c *cluster) routed() {
+	c.t.Helper()
+	eventually(c.t, waitShort, "the router knows all workers with their daemons", func() error {
+		var st struct {
+			Workers []struct {
+				ID       string `json:"id"`
+				NodeData string `json:"node_data"`
+			} `json:"workers"`
+		}
+		if err := getJSON("http://"+c.view().Routers[0].Admin+"/status", &st); err != nil {
+			return err
+		}
+		with := 0
+		for _, w := range st.Workers {
+			if w.NodeData != "" {
+				with++
+			}
+		}
+		if with != len(c.view().Workers) {
+			return fmt.Errorf("it has %+v", st.Workers)
+		}
+		return nil
+	})
 }
 
 func (c *cluster) url() string { return c.ready.URL }

@@ -47,15 +47,32 @@ func TestEquality(t *testing.T) {
 			t.Run("one side knows the prefix", func(t *testing.T) { oneSideKnows(t, c, o) })
 			t.Run("conversation", func(t *testing.T) { conversation(t, c, o) })
 			t.Run("prefix hits, 16 at once", func(t *testing.T) { prefixHitsAtOnce(t, c, o) })
-			c.transport(nodes)
+			c.transport(map[int]string{1: "shm", 2: "tcp"}[nodes])
 		})
 	}
+	t.Run("1 node, tcp to itself", func(t *testing.T) {
+		c := start(t, options{args: []string{"--transport", "tcp"}})
+		o := oracleFor(t, tinyModel(t))
+		t.Run("16 at once", func(t *testing.T) { sixteenAtOnce(t, c, o) })
+		t.Run("prefix hits", func(t *testing.T) { prefixHits(t, c, o) })
+		c.transport("tcp")
+	})
+	t.Run("2 prefill and 3 decode workers", func(t *testing.T) {
+		c := start(t, options{nodes: 2, args: []string{"--prefill", "2", "--decode", "3"}})
+		o := oracleFor(t, tinyModel(t))
+		t.Run("16 at once", func(t *testing.T) { sixteenAtOnce(t, c, o) })
+		t.Run("prefix hits, 16 at once", func(t *testing.T) { prefixHitsAtOnce(t, c, o) })
+		for _, w := range c.view().Workers {
+			if st, err := (worker{w}).status(); err != nil || st.Counters.GenerationTokens == 0 {
+				t.Errorf("worker %s had nothing to do: %+v %v", w.ID, st, err)
+			}
+		}
+	})
 }
 
 // transport checks that KV went the way that was meant.
-func (c *cluster) transport(nodes int) {
+func (c *cluster) transport(want string) {
 	c.t.Helper()
-	want := map[int]string{1: "shm", 2: "tcp"}[nodes]
 	n := c.nodeOf(c.prefill())
 	st, err := n.status()
 	if err != nil {
