@@ -138,7 +138,7 @@ func (*link) OneSided() bool { return false }
 func (l *link) Post(index int, w *transfer.Write) {
 	x := l.lanes[index]
 	err := x.send(w)
-	if err != nil && !errors.Is(err, transfer.ErrFenced) {
+	if err != nil && !errors.Is(err, transfer.ErrFenced) && !errors.Is(err, transfer.ErrMemory) {
 		x.fail(err)
 	}
 	w.Done(err)
