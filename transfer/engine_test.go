@@ -71,12 +71,17 @@ func TestSilentPeerIsNoticed(t *testing.T) {
 			t.Fatalf("events of an idle lease: %+v", evs)
 		}
 		silent.Store("now", true)
+		noticed := false
 		began := time.Now()
 		for _, s := range []*transporttest.Side{pair.P, pair.D} {
 			ev := s.End(t, q.Ticket.Nonce)
-			if ev.Kind != transfer.EventEnded || !strings.Contains(ev.Reason, "no answer") {
+			if ev.Kind != transfer.EventEnded {
 				t.Errorf("%s: %v %q", s.ID, ev.Kind, ev.Reason)
 			}
+			noticed = noticed || strings.Contains(ev.Reason, "no answer") // whoever is first takes the lanes down for both
+		}
+		if !noticed {
+			t.Error("neither end says that the other did not answer")
 		}
 		if d := time.Since(began); d > 3500*time.Millisecond {
 			t.Errorf("noticed after %v", d)
