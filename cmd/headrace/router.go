@@ -29,6 +29,7 @@ func (a *app) router() *cobra.Command {
 		admin     string
 		advertise string
 		drain     time.Duration
+		maxBody   config.Size
 	)
 	cmd := &cobra.Command{
 		Use:     "router",
@@ -43,6 +44,7 @@ func (a *app) router() *cobra.Command {
 	fs.DurationVar(&cfg.RequestTimeout, "request-timeout", 5*time.Minute, "longest a request may take")
 	fs.IntVar(&cfg.MaxConcurrent, "max-concurrent", 512, "requests served at once")
 	fs.IntVar(&cfg.MaxQueue, "max-queue", 512, "requests waiting; more are refused with 429")
+	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB; workers have the same limit (default 32MiB)")
 	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -55,6 +57,7 @@ func (a *app) router() *cobra.Command {
 		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
 			return err
 		}
+		cfg.MaxBodyBytes = int(maxBody)
 		cfg.Version = version.Get().Version
 		ctx, stop := signalled(cmd, p.parentFD)
 		defer stop()

@@ -24,6 +24,7 @@ func (a *app) worker() *cobra.Command {
 		p         partFlags
 		cfg       worker.Config
 		kvMemory  config.Size
+		maxBody   config.Size
 		advertise string
 	)
 	cmd := &cobra.Command{
@@ -43,6 +44,7 @@ func (a *app) worker() *cobra.Command {
 	fs.StringVar(&advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
 	fs.IntVar(&cfg.Threads, "threads", 0, "threads (default: all cores)")
 	fs.Var(&kvMemory, "kv-memory", "KV cache, as 512MiB (default 512MiB)")
+	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	fs.IntVar(&cfg.BlockTokens, "block-tokens", 0, "tokens of a KV block (default 16)")
 	fs.IntVar(&cfg.BatchTokens, "batch-tokens", 0, "tokens computed in a step (default 128)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -68,6 +70,9 @@ func (a *app) worker() *cobra.Command {
 		defer cfg.Listener.Close()
 		cfg.ID = defaultID(p.id, "worker", cfg.Listener.Addr().String())
 		cfg.KVBytes = uint64(kvMemory)
+		if cfg.BodyMax = int64(maxBody); cfg.BodyMax > 0 {
+			cfg.BodyMax += 64 << 10 // what the router adds to a body of that size
+		}
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
 			l := &workerListing{reg: reg, cfg: &cfg, entry: registry.Worker{ID: cfg.ID, Role: cfg.Role, Addr: advertise, Dialect: "native"}, ready: p.ready}
 			cfg.OnReady, cfg.OnNode = l.onReady, l.onNode
