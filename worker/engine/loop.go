@@ -239,13 +239,14 @@ func (e *Engine) step(batch []work) {
 		}
 		return
 	}
+	next := e.draw(batch)
 	for i, w := range batch {
 		e.count.prefilled += uint64(max(0, min(w.n, w.seq.context-w.seq.computed)))
 		w.seq.computed += w.n
 		e.commit(w.seq, w.seq.computed)
 		e.pushed(w.seq)
 		if e.seqs[i].Logits {
-			e.sample(w.seq, e.seqs[i].Out)
+			e.sampled(w.seq, next[i])
 		}
 	}
 }
@@ -268,8 +269,28 @@ func (e *Engine) commit(s *seq, n int) {
 	}
 }
 
-func (e *Engine) sample(s *seq, logits []float32) {
-	token := sample.Sample(logits, sample.Params(s.req.Sampling), 0, len(s.tokens))
+// draw samples the next token of every sequence of a step that has logits. Sampling a large vocabulary takes
+// milliseconds, so the sequences share the cores; each draw is a pure function, so that changes nothing.
+func (e *Engine) draw(batch []work) []int32 {
+	next := make([]int32, len(batch))
+	var drawing sync.WaitGroup
+	for i, w := range batch {
+		if !e.seqs[i].Logits {
+			continue
+		}
+		s, logits := w.seq, e.seqs[i].Out
+		pick := func() { next[i] = sample.Sample(logits, sample.Params(s.req.Sampling), 0, len(s.tokens)) }
+		if s.req.Sampling.Temperature == 0 || len(batch) == 1 {
+			pick()
+		} else {
+			drawing.Go(pick)
+		}
+	}
+	drawing.Wait()
+	return next
+}
+
+func (e *Engine) sampled(s *seq, token int32) {
 	s.tokens = append(s.tokens, token)
 	e.count.generation++
 	ev := api.TokenEvent{Kind: api.EventToken, Token: token, CachedTokens: s.cached}

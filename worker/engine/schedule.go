@@ -11,8 +11,9 @@ import (
 // are already bound at D before others, and new requests while blocks and the token budget last.
 func (e *Engine) schedule() []work {
 	e.tryBind()
-	budget := e.cfg.BatchTokens
-	batch := e.scheduleDecode(&budget)
+	batch := e.scheduleDecode()
+	// decoding is never held back by the budget, prompts get at least an eighth of it
+	budget := max(e.cfg.BatchTokens-len(batch), e.cfg.BatchTokens/8, 1)
 	batch = e.schedulePrefill(batch, &budget)
 	for budget > 0 && len(e.waiting) > 0 && len(e.active) < e.cfg.SeqsMax {
 		s := e.waiting[0]
@@ -27,17 +28,12 @@ func (e *Engine) schedule() []work {
 	return batch
 }
 
-func (e *Engine) scheduleDecode(budget *int) []work {
+func (e *Engine) scheduleDecode() []work {
 	var batch []work
 	for _, s := range slices.Clone(e.active) {
-		if s.state != stRunning || !s.decoding() || *budget == 0 {
-			continue
+		if s.state == stRunning && s.decoding() && e.grow(s) {
+			batch = append(batch, work{s, 1})
 		}
-		if !e.grow(s) {
-			continue
-		}
-		batch = append(batch, work{s, 1})
-		*budget--
 	}
 	// growing may have taken the blocks of one that was already picked
 	return slices.DeleteFunc(batch, func(w work) bool { return w.seq.state != stRunning })
