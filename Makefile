@@ -50,10 +50,10 @@ deps-test:
 	scripts/deps.sh test
 
 .PHONY: test
-test: deps-test build generate-check lint unit nocgo e2e ## run everything
+test: deps-test build model generate-check lint unit nocgo e2e ## run everything
 
 .PHONY: unit
-unit: ## run the Go tests under the race detector
+unit: model ## run the Go tests under the race detector
 	go test $(RACE) -shuffle=on -timeout 20m ./...
 
 .PHONY: nocgo
