@@ -63,7 +63,7 @@ nocgo: ## build everything without cgo, and test what differs
 
 .PHONY: e2e
 e2e: deps-test build model ## drive the real binary end to end, with the openai client too
-	HEADRACE_E2E=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 40m ./test/e2e
+	cd test/e2e && HEADRACE_E2E=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 40m # without a package: so it prints its tables
 
 .PHONY: proof
 proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, each kill 20 times, all prompts
