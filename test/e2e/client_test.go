@@ -161,7 +161,7 @@ func post(base string, r request) *stream {
 }
 
 func postWith(base string, r request, header http.Header) *stream {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	s := &stream{req: r, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
 	go func() {
 		defer close(s.done)

@@ -287,7 +287,13 @@ func (c *cluster) split(limit time.Duration) time.Duration {
 	err := pollEach(100*time.Millisecond, limit, func() error {
 		before, _ := c.moved()
 		r := request{Prompt: freshPrompt(40), MaxTokens: 4}
-		if a := ask(c.url(), r); a.Error != nil || !a.Done {
+		st := post(c.url(), r)
+		a, err := st.within(waitShort)
+		if err != nil {
+			st.hangUp()
+			return err
+		}
+		if a.Error != nil || !a.Done {
 			return errors.New(a.outcome())
 		}
 		if after, _ := c.moved(); after == before {
