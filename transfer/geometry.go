@@ -78,11 +78,6 @@ func (g *geometry) bit(layer, block, part uint32) uint64 {
 	return (uint64(layer)*uint64(g.blocks-g.first)+uint64(block-g.first))*uint64(g.parts) + uint64(part)
 }
 
-// wantedBytes is the payload of the whole lease.
-func (g *geometry) wantedBytes() uint64 {
-	return uint64(g.plan.src.Layers) * uint64(g.tokens-g.firstToken) * g.plan.tokenBytes
-}
-
 // bytesOf gives the payload of a piece, or what is wrong with it. Everything in p came from a peer.
 func (g *geometry) bytesOf(p *Piece) (uint64, error) {
 	if p.Layer >= g.plan.src.Layers || p.Count == 0 || p.First < g.first || p.First >= g.blocks || p.Count > g.blocks-p.First {

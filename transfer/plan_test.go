@@ -186,8 +186,8 @@ func TestPlanEqualsNaiveCopy(t *testing.T) {
 			}
 			naiveCopy(want, srcMem, src, dst, layer, firstToken, tokens, srcIDs, dstIDs)
 		}
-		if payload != g.wantedBytes() {
-			t.Fatalf("payload %d, geometry says %d", payload, g.wantedBytes())
+		if want := uint64(src.Layers) * uint64(tokens-firstToken) * g.plan.tokenBytes; payload != want {
+			t.Fatalf("payload %d, want %d", payload, want)
 		}
 		if !bytes.Equal(got, want) {
 			t.Fatalf("plan differs from the naive copy\nsrc %+v\ndst %+v", src, dst)

@@ -99,9 +99,6 @@ func (d *Detok) Flush() []byte {
 	return d.out
 }
 
-// Stopped reports the stop string that ended the text, and whether one did.
-func (d *Detok) Stopped() (string, bool) { return d.stop, d.stopped }
-
 // release passes one character on through the matchers.
 func (d *Detok) release(char []byte) {
 	if len(d.stops) == 0 {

@@ -67,23 +67,6 @@ func (k *KVParams) AppendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// AppendDispatch appends a client's body as a router sends it to a worker: with the native fields spliced in, whatever
-// the client said of them left out, and every other byte as it came. body must have passed ParseRequest.
-func AppendDispatch(dst, body []byte, kv *KVParams) []byte {
-	dst = append(dst, `{"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":`...)
-	dst = kv.AppendJSON(dst)
-	_ = walkObject(body, func(f field) error {
-		switch f.key {
-		case "stream", "stream_options", "kv_transfer_params":
-		default:
-			dst = append(dst, ',')
-			dst = append(dst, body[f.start:f.end]...)
-		}
-		return nil
-	})
-	return append(dst, '}')
-}
-
 func parseKV(v []byte) (*KVParams, error) {
 	kv := &KVParams{}
 	dialect := ""

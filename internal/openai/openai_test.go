@@ -68,7 +68,7 @@ func TestDetok(t *testing.T) {
 				got = append(got, string(text))
 			}
 			got = append(got, string(d.Flush()))
-			match, _ := d.Stopped()
+			match := d.stop
 			if !slices.Equal(got, c.want) || match != c.match {
 				t.Errorf("got %q, stopped by %q; want %q, %q", got, match, c.want, c.match)
 			}
@@ -330,41 +330,4 @@ func FuzzScanner(f *testing.F) {
 			t.Fatalf("chunking changes the events: %v %v %v, %v %v %v", k1, r1, e1, k2, r2, e2)
 		}
 	})
-}
-
-func TestLedger(t *testing.T) {
-	var l Ledger
-	feed := func(s string) {
-		t.Helper()
-		for b := []byte(s); len(b) > 0; {
-			ev, n, err := NextEvent(b)
-			if err != nil || n == 0 {
-				t.Fatal(n, err)
-			}
-			if err := l.Observe(ev); err != nil {
-				t.Fatal(err)
-			}
-			b = b[n:]
-		}
-	}
-	check := func(want []int32) {
-		t.Helper()
-		if got := l.Resume(); !slices.Equal(got, want) || (got == nil) != (want == nil) {
-			t.Errorf("resume %v, want %v", got, want)
-		}
-	}
-	feed(": phase queued\n\n: hb\n\n")
-	check(nil)
-	feed("data: {\"role\"}\n\n")
-	check([]int32{})
-	feed(": t 1\n\n")
-	check([]int32{}) // its text may not have come
-	feed("data: {}\n\n: t 2\n\n: t 3,4\n\n")
-	check([]int32{1, 2})
-	l.NextLeg()
-	feed(": t 3\n\n: hb\n\n")
-	check([]int32{1, 2, 3})
-	if l.Count() != 3 {
-		t.Errorf("count %d", l.Count())
-	}
 }

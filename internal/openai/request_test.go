@@ -153,7 +153,7 @@ func TestErrorShape(t *testing.T) {
 func TestDispatch(t *testing.T) {
 	body := `{"stream" : false, "seed": 9007199254740993,"messages":[{"role":"user","content":"\u00e9, \"stream\":1}"}] ,"kv_transf\u0065r_params":null,"stream_options":{"include_usage":false},"x":[{}]}`
 	kv := &KVParams{Role: RolePrefill, ID: "chatcmpl-1", Created: 1790000000, Seed: 18446744073709551615, Ticket: []byte("\x00ticket"), Peer: "h:1", DeadlineMS: 1790000000001, Resume: []int32{}}
-	out := AppendDispatch(nil, []byte(body), kv)
+	out := appendDispatch(nil, []byte(body), kv)
 	if !json.Valid(out) {
 		t.Fatalf("not JSON: %s", out)
 	}
@@ -165,7 +165,7 @@ func TestDispatch(t *testing.T) {
 		t.Errorf("came back as %+v, %+v", r, r.KV)
 	}
 	kv = &KVParams{Role: RoleWhole, ID: "x", Resume: []int32{1, 2}}
-	if r = mustParse(t, Chat, string(AppendDispatch(nil, out, kv))); !reflect.DeepEqual(r.KV, kv) {
+	if r = mustParse(t, Chat, string(appendDispatch(nil, out, kv))); !reflect.DeepEqual(r.KV, kv) {
 		t.Errorf("dispatched twice: %+v", r.KV)
 	}
 }
@@ -259,7 +259,7 @@ func FuzzParseRequest(f *testing.F) {
 			t.Fatalf("took what is not JSON: %q", body)
 		}
 		kv := &KVParams{Role: RoleWhole, ID: "id"}
-		again, e := ParseRequest(ep, AppendDispatch(nil, body, kv), Options{AllowKV: true})
+		again, e := ParseRequest(ep, appendDispatch(nil, body, kv), Options{AllowKV: true})
 		if e != nil {
 			t.Fatalf("the dispatched body is refused: %v", e)
 		}
@@ -276,4 +276,21 @@ func BenchmarkAppendText(b *testing.B) {
 	for b.Loop() {
 		buf = h.AppendText(buf[:0], []byte(" token"), nil)
 	}
+}
+
+// appendDispatch appends a client's body as a router sends it to a worker: with the native fields spliced in, whatever
+// the client said of them left out, and every other byte as it came. body must have passed ParseRequest.
+func appendDispatch(dst, body []byte, kv *KVParams) []byte {
+	dst = append(dst, `{"stream":true,"stream_options":{"include_usage":true},"kv_transfer_params":`...)
+	dst = kv.AppendJSON(dst)
+	_ = walkObject(body, func(f field) error {
+		switch f.key {
+		case "stream", "stream_options", "kv_transfer_params":
+		default:
+			dst = append(dst, ',')
+			dst = append(dst, body[f.start:f.end]...)
+		}
+		return nil
+	})
+	return append(dst, '}')
 }

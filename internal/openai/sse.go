@@ -161,12 +161,6 @@ func NewScanner(r io.Reader, buf []byte) *Scanner {
 	return &Scanner{r: r, buf: buf}
 }
 
-// Buffered reports whether Next would return at once.
-func (s *Scanner) Buffered() bool {
-	_, n, err := NextEvent(s.buf[s.start:s.end])
-	return n > 0 || err != nil
-}
-
 // Next returns the next event. At the end it returns io.EOF, or io.ErrUnexpectedEOF within an event.
 func (s *Scanner) Next() (Event, error) {
 	for {

@@ -131,9 +131,6 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// Handler returns the server's handler, for those who bring their own http.Server.
-func (s *Server) Handler() http.Handler { return s.http.Handler }
-
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { s.generate(w, r, openai.Chat) })

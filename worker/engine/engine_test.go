@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -203,30 +205,34 @@ func TestPrefixHitsGiveTheSameTokens(t *testing.T) {
 	}
 }
 
-// feed lets steps run until done is closed.
-func feed(gate, done chan struct{}) {
+// posted waits until n functions wait for the loop, which something holds up.
+func posted(e *Engine, n int) {
 	for {
-		select {
-		case gate <- struct{}{}:
-		case <-done:
+		e.q.mu.Lock()
+		got := len(e.q.items)
+		e.q.mu.Unlock()
+		if got >= n {
 			return
 		}
+		runtime.Gosched()
 	}
 }
 
 func TestPreemptionIsInvisible(t *testing.T) {
-	gate := make(chan struct{})
-	e := newEngine(t, 20, func(c *Config) { c.Model = &toy{gate: gate} })
+	e := newEngine(t, 20, nil)
+	held, hold := make(chan struct{}), make(chan struct{})
+	e.q.post(func() { close(held); <-hold })
+	<-held // the loop stands still until all six are in
 	chans := make([]<-chan api.TokenEvent, 6)
-	for i := range chans { // a step for each arrival, so that all six are in at once
-		in := make(chan struct{})
-		go func() {
-			defer close(in)
+	var in sync.WaitGroup
+	for i := range chans {
+		in.Go(func() {
 			chans[i], _ = e.Submit(context.Background(), &api.Request{Prompt: prompt(uint64(i), 9), MaxTokens: 40})
-		}()
-		feed(gate, in)
+		})
 	}
-	close(gate)
+	posted(e, len(chans))
+	close(hold)
+	in.Wait()
 	for i, ch := range chans {
 		if got, _ := collect(t, ch); !slices.Equal(got, want(prompt(uint64(i), 9), 40)) {
 			t.Fatalf("request %d: %v", i, got)

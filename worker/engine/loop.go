@@ -147,6 +147,9 @@ func (e *Engine) Submit(ctx context.Context, r *api.Request) (<-chan api.TokenEv
 			return nil, fmt.Errorf("token id %d is not in the model's vocabulary (0..%d)", t, e.cfg.Vocab-1)
 		}
 	}
+	if err := sample.Params(r.Sampling).Check(); err != nil {
+		return nil, err
+	}
 	if room := e.cfg.Context - len(r.Prompt); r.MaxTokens > room {
 		short := *r
 		short.MaxTokens = room
