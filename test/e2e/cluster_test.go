@@ -307,6 +307,38 @@ func (c *cluster) split(limit time.Duration) time.Duration {
 	return time.Since(begun)
 }
 
+// healthyAfter is how old a child must be for up to restart it at once; what dies younger waits up to 5 s.
+const healthyAfter = time.Second
+
+// grown waits until every part is past that age, so that a fault shows a restart and not a back-off.
+func (c *cluster) grown() {
+	c.t.Helper()
+	err := pollEach(50*time.Millisecond, waitShort, func() error {
+		v := c.view()
+		youngest := time.Time{}
+		for _, n := range v.Nodes {
+			youngest = latest(youngest, n.Started)
+		}
+		for _, w := range v.Workers {
+			youngest = latest(youngest, w.Started)
+		}
+		if age := time.Since(youngest); age < healthyAfter {
+			return fmt.Errorf("the youngest part is %v old", age)
+		}
+		return nil
+	})
+	if err != nil {
+		c.t.Fatalf("parts stay alive: %v", err)
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
 // interrupt sends SIGINT to up, or to its whole process group as a terminal does, and waits for its end.
 func (c *cluster) interrupt(group bool) {
 	c.t.Helper()

@@ -325,6 +325,7 @@ func eachFault(t *testing.T, sig syscall.Signal, times int, f func(s *scene)) {
 					c.in(t)
 					for round := range times {
 						c.split(waitRestart)
+						c.grown()
 						f(newScene(t, c, o, ft, round))
 					}
 				})
