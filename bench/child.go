@@ -55,7 +55,7 @@ func child(doc string) error {
 
 func (c childConfig) config(ready func(node.Ready)) node.Config {
 	return node.Config{NodeID: c.NodeID, Socket: c.Socket, Listen: c.Listen, Transport: c.Transport, ClusterKey: c.Key, Lanes: c.Lanes, OnReady: ready,
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
 }
 
 // daemon is one running node daemon.

@@ -136,16 +136,33 @@ func beListed(ctx context.Context, kind string, args []string) error {
 		if err != nil {
 			return err
 		}
-		srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+		table, err := reg.Watch(ctx)
+		if err != nil {
+			return err
+		}
+		srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/status" {
+				_ = json.NewEncoder(w).Encode(map[string]any{"workers": seenBy(table)})
+			}
+		})}
 		go func() { _ = srv.Serve(l) }()
 		defer srv.Close()
-		_, err = reg.Announce(ctx, registry.KindRouter, id, registry.Router{ID: id, PID: os.Getpid(), Host: host})
+		_, err = reg.Announce(ctx, registry.KindRouter, id, registry.Router{ID: id, PID: os.Getpid(), Host: host, Admin: l.Addr().String()})
 		if err != nil {
 			return err
 		}
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// seenBy is the part of a router's status that up reads.
+func seenBy(table *registry.Table) []map[string]string {
+	var workers []map[string]string
+	for _, w := range table.Snapshot().Workers {
+		workers = append(workers, map[string]string{"id": w.ID, "node_data": w.NodeData})
+	}
+	return workers
 }
 
 // testOptions are those of an Up whose parts are stand-ins, in dir.

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,7 +16,8 @@ import (
 const healthEvery = 20 * time.Millisecond
 
 // awaitReady returns when a request can be served: every part is listed by the process that runs now, every worker
-// has its node daemon, and the router says that it is healthy and has a model to offer.
+// has its node daemon, and the router says that it is healthy, has a model to offer and sees the workers as we do: what
+// it learnt a moment before their daemons would be served whole.
 func (u *upper) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not everything was up within %s", startTimeout))
 	defer cancel()
@@ -30,7 +32,7 @@ func (u *upper) awaitReady(ctx context.Context) error {
 			u.progress("waiting for %s", missing)
 			said = missing
 		}
-		if missing == "" && u.routerServes(ctx, client) {
+		if missing == "" && u.routerServes(ctx, client) && u.routerSees(ctx, client, u.table.Snapshot()) {
 			return nil
 		}
 		tick := ticker.C
@@ -96,8 +98,42 @@ func (u *upper) routerServes(ctx context.Context, client *http.Client) bool {
 	return status(ctx, client, url+"/health") == http.StatusOK && slices.Contains([]int{http.StatusOK, http.StatusUnauthorized}, status(ctx, client, url+"/v1/models"))
 }
 
+// routerSees asks our routers which workers they know together with a node daemon.
+func (u *upper) routerSees(ctx context.Context, client *http.Client, view *registry.View) bool {
+	for _, p := range u.parts {
+		if p.kind != "router" {
+			continue
+		}
+		r, _ := view.Router(p.id)
+		var seen struct {
+			Workers []struct {
+				ID       string `json:"id"`
+				NodeData string `json:"node_data"`
+			} `json:"workers"`
+		}
+		if get(ctx, client, "http://"+r.Admin+"/status", &seen) != http.StatusOK {
+			return false
+		}
+		paired := map[string]bool{}
+		for _, w := range seen.Workers {
+			paired[w.ID] = w.NodeData != ""
+		}
+		for _, w := range u.parts {
+			if w.kind == "worker" && !paired[w.id] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // status asks for url; 0 when there is no answer.
 func status(ctx context.Context, client *http.Client, url string) int {
+	return get(ctx, client, url, nil)
+}
+
+// get asks for url and reads the JSON of a good answer into v, unless that is nil. It gives the status, 0 for no answer.
+func get(ctx context.Context, client *http.Client, url string, v any) int {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -108,6 +144,9 @@ func status(ctx context.Context, client *http.Client, url string) int {
 	if err != nil {
 		return 0
 	}
-	_ = resp.Body.Close()
+	defer resp.Body.Close()
+	if v != nil && resp.StatusCode == http.StatusOK && json.NewDecoder(resp.Body).Decode(v) != nil {
+		return 0
+	}
 	return resp.StatusCode
 }
