@@ -26,8 +26,9 @@ func TestPair(t *testing.T) {
 			})
 		}
 	}
-	if p, d := h.workers[0].Calls(), h.workers[1].Calls(); p != 28 || d != 28 {
-		t.Errorf("%d requests to prefill, %d to decode", p, d)
+	// Where token one ends the request (4 of them), decode's leg may be cancelled before the worker has seen it.
+	if p, d := h.workers[0].Calls(), h.workers[1].Calls(); p != 28 || d < 24 || d > 28 {
+		t.Errorf("%d requests to prefill, %d to decode; want 28 and 24 to 28", p, d)
 	}
 }
 
