@@ -278,6 +278,32 @@ func TestCancelGivesBlocksBack(t *testing.T) {
 	settle(t, e, idle)
 }
 
+// TestClientGoneBeforeAdmission: a context may have ended before the loop sees the request, or end in between.
+func TestClientGoneBeforeAdmission(t *testing.T) {
+	e := newEngine(t, 64, nil)
+	var clients sync.WaitGroup
+	for i := range 2000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		if i%2 == 0 {
+			cancel()
+		} else {
+			clients.Go(cancel)
+		}
+		ch, err := e.Submit(ctx, &api.Request{Prompt: prompt(uint64(i), 20), MaxTokens: 200})
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients.Go(func() {
+			for range ch {
+			}
+		})
+	}
+	clients.Wait()
+	if st := settle(t, e, idle); st.Counters.GenerationTokens > 2000*50 {
+		t.Errorf("%d tokens were sampled for clients that had gone", st.Counters.GenerationTokens)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	e := newEngine(t, 4, func(c *Config) { c.WaitingMax = 1; c.Model = &toy{gate: make(chan struct{})} })
 	var tooLong *api.TooLongError

@@ -156,21 +156,17 @@ func (e *Engine) Submit(ctx context.Context, r *api.Request) (<-chan api.TokenEv
 		r = &short
 	}
 	s := newSeq(ctx, r)
-	s.watch(func() { e.q.post(func() { e.cancel(s) }) })
 	answer := make(chan error, 1)
 	if !e.q.post(func() { answer <- e.admit(s) }) {
-		s.stop()
 		return nil, api.ErrBusy
 	}
 	select {
 	case err := <-answer:
 		if err != nil {
-			s.stop()
 			return nil, err
 		}
 		return s.out, nil
 	case <-e.ctx.Done():
-		s.stop()
 		return nil, api.ErrBusy
 	}
 }
@@ -179,6 +175,9 @@ func (e *Engine) admit(s *seq) error {
 	if len(e.waiting) >= e.cfg.WaitingMax {
 		return api.ErrBusy
 	}
+	// Watched from here and not earlier: a context that has ended already would otherwise cancel a request that the loop
+	// has not seen yet.
+	s.watch(func() { e.q.post(func() { e.cancel(s) }) })
 	e.order++
 	s.order = e.order
 	if s.req.Role == api.RoleWhole {
