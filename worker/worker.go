@@ -174,19 +174,21 @@ func openTemplate(m *model.Model, tok *tokenizer.Tokenizer) (*chat.Template, err
 
 // allocate makes the KV cache in memory that can be lent.
 func (w *worker) allocate() error {
-	c := &model.Cache{Layers: w.model.Layers, BlockTokens: w.cfg.BlockTokens, KVDim: w.model.KVDim(), Blocks: 1}
-	perBlock := uint64(c.Floats()) * 4
-	if c.Blocks = int(w.cfg.KVBytes / perBlock); c.Blocks < 2 {
-		return fmt.Errorf("allocate KV cache: %d bytes hold %d blocks of %d tokens (%d bytes each); give at least two blocks",
-			w.cfg.KVBytes, c.Blocks, c.BlockTokens, perBlock)
-	}
-	memory, err := memfd.Create("headrace-kv", uint64(c.Blocks)*perBlock)
+	floats, err := w.model.ShardFloats(1, w.cfg.BlockTokens, 1)
 	if err != nil {
+		return err
+	}
+	perBlock := uint64(floats) * 4
+	blocks := int(w.cfg.KVBytes / perBlock)
+	if blocks < 2 {
+		return fmt.Errorf("allocate KV cache: %d bytes hold %d blocks of %d tokens (%d bytes each); give at least two blocks",
+			w.cfg.KVBytes, blocks, w.cfg.BlockTokens, perBlock)
+	}
+	if w.memory, err = memfd.Create("headrace-kv", uint64(blocks)*perBlock); err != nil {
 		return fmt.Errorf("allocate KV cache: %w", err)
 	}
-	w.memory, w.cache = memory, c
-	c.Mem = memory.Float32s()
-	return nil
+	w.cache, err = w.model.CacheOver(blocks, w.cfg.BlockTokens, [][]float32{w.memory.Float32s()})
+	return err
 }
 
 // layout describes the cache as package model lays it out: [layer][block][K, V][token][head][dimension] of F32.

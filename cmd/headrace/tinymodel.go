@@ -21,6 +21,8 @@ func (a *app) tinyModel() *cobra.Command {
 		Hidden:  true,
 	}
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "the same seed gives the same file")
+	cmd.Flags().IntVar(&o.KVHeads, "kv-heads", 2, "key heads: 1, 2 or 4; tensor-parallel ranks share them evenly")
+	cmd.Flags().IntVar(&o.Layers, "layers", 4, "layers")
 	cmd.Flags().StringVar(&out, "out", "", "`file` to write")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if out == "" {

@@ -34,8 +34,8 @@ func (m *toy) Forward(c *model.Cache, seqs []*model.Seq, onLayer func(int)) erro
 			for i, t := range s.Tokens {
 				pos := s.Pos + i
 				k := toyAt(c, l, s.Blocks, pos)
-				c.Mem[k] = float32(t)
-				c.Mem[k+toyDim*toyBlock] = float32(pos*(l+1)%31 + int(t))
+				c.Shards[0].Mem[k] = float32(t)
+				c.Shards[0].Mem[k+toyDim*toyBlock] = float32(pos*(l+1)%31 + int(t))
 			}
 		}
 		if onLayer != nil {
@@ -60,8 +60,8 @@ func toyNext(c *model.Cache, blocks []uint32, n int) int {
 	for l := range toyLayers {
 		for p := range n {
 			k := toyAt(c, l, blocks, p)
-			h = (h ^ uint64(c.Mem[k])) * 1099511628211
-			h = (h ^ uint64(c.Mem[k+toyDim*toyBlock])) * 1099511628211
+			h = (h ^ uint64(c.Shards[0].Mem[k])) * 1099511628211
+			h = (h ^ uint64(c.Shards[0].Mem[k+toyDim*toyBlock])) * 1099511628211
 		}
 	}
 	return int(h>>20) % (toyVocab - 1)
@@ -69,8 +69,8 @@ func toyNext(c *model.Cache, blocks []uint32, n int) int {
 
 func toyCache(blocks int) *model.Cache {
 	return &model.Cache{
-		Mem:    make([]float32, toyLayers*blocks*2*toyBlock*toyDim),
-		Layers: toyLayers, Blocks: blocks, BlockTokens: toyBlock, KVDim: toyDim,
+		Shards: []model.Shard{{Mem: make([]float32, toyLayers*blocks*2*toyBlock*toyDim), HeadCount: 1}},
+		Layers: toyLayers, Blocks: blocks, BlockTokens: toyBlock, KVHeads: 1, HeadDim: toyDim,
 	}
 }
 

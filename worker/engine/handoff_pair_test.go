@@ -134,7 +134,7 @@ func (x *hubEnd) Push(_ context.Context, _ transfer.LeaseID, units []transfer.Un
 				n := 2 * toyBlock * toyDim
 				s := toyAt(x.cache, int(u.Layer), l.src, b*toyBlock)
 				d := toyAt(x.h.d.cache, int(u.Layer), l.dst, b*toyBlock)
-				copy(x.h.d.cache.Mem[d:d+n], x.cache.Mem[s:s+n])
+				copy(x.h.d.cache.Shards[0].Mem[d:d+n], x.cache.Shards[0].Mem[s:s+n])
 				l.landed[[2]int{int(u.Layer), b}] = true
 				x.h.copied++
 			}

@@ -37,6 +37,15 @@ func load(tb testing.TB, path string, o Options) *Model {
 	return m
 }
 
+func newCache(tb testing.TB, m *Model, blocks, blockTokens int) *Cache {
+	tb.Helper()
+	c, err := m.NewCache(blocks, blockTokens, 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
 // inOrder is the block table 0, 1, 2...
 func inOrder(n int) []uint32 {
 	out := make([]uint32, n)
@@ -66,7 +75,7 @@ func forward(tb testing.TB, m *Model, c *Cache, seqs ...*Seq) {
 
 func BenchmarkPrefill1000(b *testing.B) {
 	m := load(b, modelPath(b), Options{})
-	c := m.NewCache(64, 16)
+	c := newCache(b, m, 64, 16)
 	out := make([]float32, m.Vocab)
 	p := prompt(1000, m.Vocab)
 	for b.Loop() {
@@ -80,7 +89,7 @@ func BenchmarkPrefill1000(b *testing.B) {
 func benchmarkDecode(b *testing.B, context, batch int) {
 	m := load(b, modelPath(b), Options{})
 	blocks := context/16 + 8
-	c := m.NewCache(blocks*batch, 16)
+	c := newCache(b, m, blocks*batch, 16)
 	p := prompt(context, m.Vocab)
 	var seqs []*Seq
 	for i := range batch {

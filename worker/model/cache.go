@@ -1,41 +1,121 @@
 package model
 
-import "fmt"
+import (
+	"fmt"
 
-// Cache is a paged KV cache, laid out as [layer][block][keys, values][token][key head][dimension]. Mem is usually a
-// view of memory that others may be lent.
+	"github.com/headrace/headrace/worker/kernel"
+)
+
+// Cache is a paged KV cache in one piece of memory or more: each shard holds all blocks of a range of key heads, as a
+// tensor-parallel rank would. Results do not depend on the cut: heads meet in no sum before the output projection.
 type Cache struct {
-	Mem                                []float32
-	Layers, Blocks, BlockTokens, KVDim int
+	Layers, Blocks, BlockTokens int
+	KVHeads, HeadDim            int
+	Shards                      []Shard // of equally many heads each, in order of the heads
 }
 
-// Floats is how many floats Mem must have.
-func (c *Cache) Floats() int { return c.Layers * c.Blocks * c.BlockTokens * c.KVDim * 2 }
+// Shard is the part of a cache that holds HeadCount key heads from HeadFirst on, laid out as
+// [layer][block][keys, values][token][head of the shard][dimension]. Mem is usually a view of memory that others may
+// be lent.
+type Shard struct {
+	Mem                  []float32
+	HeadFirst, HeadCount int
+}
+
+// ShardFloats is how many floats the memory of each of so many shards of a cache must have.
+func (c *Config) ShardFloats(blocks, blockTokens, shards int) (int, error) {
+	out, err := c.shape(blocks, blockTokens, shards)
+	if err != nil {
+		return 0, err
+	}
+	return out.shardFloats(c.KVHeads / shards), nil
+}
 
 // NewCache allocates a cache of the model's shape in ordinary memory.
-func (c *Config) NewCache(blocks, blockTokens int) *Cache {
-	out := &Cache{Layers: c.Layers, Blocks: blocks, BlockTokens: blockTokens, KVDim: c.kvDim}
-	out.Mem = make([]float32, out.Floats())
-	return out
+func (c *Config) NewCache(blocks, blockTokens, shards int) (*Cache, error) {
+	n, err := c.ShardFloats(blocks, blockTokens, shards)
+	if err != nil {
+		return nil, err
+	}
+	mems := make([][]float32, shards)
+	for i := range mems {
+		mems[i] = make([]float32, n)
+	}
+	return c.CacheOver(blocks, blockTokens, mems)
 }
 
-// layer is the part of Mem that holds layer l.
-func (c *Cache) layer(l int) []float32 {
-	n := c.Blocks * c.BlockTokens * c.KVDim * 2
-	return c.Mem[l*n : (l+1)*n]
+// CacheOver is a cache of the model's shape over given memory, one piece a shard.
+func (c *Config) CacheOver(blocks, blockTokens int, mems [][]float32) (*Cache, error) {
+	out, err := c.shape(blocks, blockTokens, len(mems))
+	if err != nil {
+		return nil, err
+	}
+	per := c.KVHeads / len(mems)
+	for i, mem := range mems {
+		if want := out.shardFloats(per); len(mem) < want {
+			return nil, fmt.Errorf("lay out KV cache: shard %d has %d floats of memory, %d blocks of %d tokens take %d", i, len(mem), blocks, blockTokens, want)
+		}
+		out.Shards = append(out.Shards, Shard{Mem: mem, HeadFirst: i * per, HeadCount: per})
+	}
+	return out, nil
 }
 
-// slot is where the keys of a token start within its layer; its values start BlockTokens*KVDim later.
-func (c *Cache) slot(block uint32, token int) int {
-	return (int(block)*2*c.BlockTokens + token) * c.KVDim
+func (c *Config) shape(blocks, blockTokens, shards int) (*Cache, error) {
+	switch {
+	case blocks < 1 || blockTokens < 1:
+		return nil, fmt.Errorf("lay out KV cache: %d blocks of %d tokens: give at least one of each", blocks, blockTokens)
+	case shards < 1 || c.KVHeads%shards != 0:
+		return nil, fmt.Errorf("lay out KV cache: %d key heads do not divide evenly among %d shards; use a number that divides %d", c.KVHeads, shards, c.KVHeads)
+	}
+	return &Cache{Layers: c.Layers, Blocks: blocks, BlockTokens: blockTokens, KVHeads: c.KVHeads, HeadDim: c.HeadDim}, nil
+}
+
+// shardFloats is what a shard of so many heads takes.
+func (c *Cache) shardFloats(heads int) int {
+	return c.Layers * c.layerFloats(heads)
+}
+
+func (c *Cache) layerFloats(heads int) int {
+	return c.Blocks * 2 * c.planeFloats(heads)
+}
+
+// planeFloats is how far the values of a block are behind its keys.
+func (c *Cache) planeFloats(heads int) int { return c.BlockTokens * heads * c.HeadDim }
+
+// layer is the part of shard s that holds layer l.
+func (c *Cache) layer(s *Shard, l int) []float32 {
+	n := c.layerFloats(s.HeadCount)
+	return s.Mem[l*n : (l+1)*n]
+}
+
+// slot is where the keys of a token start within a layer of shard s.
+func (c *Cache) slot(s *Shard, block uint32, token int) int {
+	return (int(block)*2*c.BlockTokens + token) * s.HeadCount * c.HeadDim
+}
+
+// pages is layer l of shard s as attention reads it.
+func (c *Cache) pages(s *Shard, l int) kernel.Pages {
+	plane := c.planeFloats(s.HeadCount)
+	return kernel.Pages{
+		Mem: c.layer(s, l), BlockTokens: c.BlockTokens, HeadDim: c.HeadDim,
+		RowStride: s.HeadCount * c.HeadDim, PlaneStride: plane, BlockStride: 2 * plane,
+	}
 }
 
 func (m *Model) checkCache(c *Cache) error {
-	if c.Layers != m.Layers || c.KVDim != m.kvDim || c.BlockTokens < 1 || c.Blocks < 1 {
-		return fmt.Errorf("use cache: %d layers x %d floats a token, the model has %d x %d", c.Layers, c.KVDim, m.Layers, m.kvDim)
+	if c.Layers != m.Layers || c.KVHeads != m.KVHeads || c.HeadDim != m.HeadDim {
+		return fmt.Errorf("use cache: %d layers of %d key heads of %d floats, the model has %d of %d of %d",
+			c.Layers, c.KVHeads, c.HeadDim, m.Layers, m.KVHeads, m.HeadDim)
 	}
-	if len(c.Mem) < c.Floats() {
-		return fmt.Errorf("use cache: %d floats of memory, its shape takes %d", len(c.Mem), c.Floats())
+	if _, err := m.shape(c.Blocks, c.BlockTokens, len(c.Shards)); err != nil {
+		return err
+	}
+	per := m.KVHeads / len(c.Shards)
+	for i, s := range c.Shards {
+		if s.HeadFirst != i*per || s.HeadCount != per || len(s.Mem) < c.shardFloats(per) {
+			return fmt.Errorf("use cache: shard %d holds %d key heads from %d in %d floats, want %d from %d in %d",
+				i, s.HeadCount, s.HeadFirst, len(s.Mem), per, i*per, c.shardFloats(per))
+		}
 	}
 	return nil
 }

@@ -176,7 +176,7 @@ func (b *batch) project(l int) {
 
 // store rotates queries and keys and puts keys and values into the cache.
 func (b *batch) store(l int) {
-	mem, f := b.c.layer(l), &b.buf
+	f := &b.buf
 	b.eachRow(func(r int) {
 		p := b.rows[r]
 		table := b.rope[p.pos*b.HeadDim : (p.pos+1)*b.HeadDim]
@@ -184,27 +184,39 @@ func (b *batch) store(l int) {
 			q := f.q[at : at+b.HeadDim]
 			rotate(q, q, table, b.attnScale)
 		}
-		slot := b.c.slot(p.seq.Blocks[p.pos/b.c.BlockTokens], p.pos%b.c.BlockTokens)
-		for at := 0; at < b.kvDim; at += b.HeadDim {
-			rotate(mem[slot+at:slot+at+b.HeadDim], f.k[r*b.kvDim+at:r*b.kvDim+at+b.HeadDim], table, 1)
+		for i := range b.c.Shards {
+			b.storeKV(&b.c.Shards[i], l, r, table)
 		}
-		copy(mem[slot+b.c.BlockTokens*b.kvDim:], f.v[r*b.kvDim:(r+1)*b.kvDim])
 	})
+}
+
+// storeKV puts the heads of one shard of row r into the cache.
+func (b *batch) storeKV(s *Shard, l, r int, table []float32) {
+	mem, p := b.c.layer(s, l), b.rows[r]
+	slot := b.c.slot(s, p.seq.Blocks[p.pos/b.c.BlockTokens], p.pos%b.c.BlockTokens)
+	from, n := r*b.kvDim+s.HeadFirst*b.HeadDim, s.HeadCount*b.HeadDim
+	keys, values := b.buf.k[from:from+n], b.buf.v[from:from+n]
+	for at := 0; at < n; at += b.HeadDim {
+		rotate(mem[slot+at:slot+at+b.HeadDim], keys[at:at+b.HeadDim], table, 1)
+	}
+	copy(mem[slot+b.c.planeFloats(s.HeadCount):], values)
 }
 
 func (b *batch) attention(l int) {
 	ly, f := &b.layers[l], &b.buf
-	pages := kernel.Pages{
-		Mem: b.c.layer(l), BlockTokens: b.c.BlockTokens, HeadDim: b.HeadDim,
-		RowStride: b.kvDim, PlaneStride: b.c.BlockTokens * b.kvDim, BlockStride: 2 * b.c.BlockTokens * b.kvDim,
+	pages := make([]kernel.Pages, len(b.c.Shards))
+	for i := range pages {
+		pages[i] = b.c.pages(&b.c.Shards[i], l)
 	}
+	perShard := b.KVHeads / len(pages)
 	b.pool.Run(len(b.attend), func(thread, task int) {
 		t := &b.attend[task]
 		var ctx [kernel.MaxQueries]int
 		for i := range t.n {
 			ctx[i] = t.ctxFirst + i*t.ctxUp
 		}
-		b.im.Attend(&pages, t.seq.Blocks, t.keyHead*b.HeadDim, f.q[t.query:], t.stride, ctx[:t.n], f.att[t.query:], t.stride, &b.scratch[thread])
+		shard, head := t.keyHead/perShard, t.keyHead%perShard*b.HeadDim
+		b.im.Attend(&pages[shard], t.seq.Blocks, head, f.q[t.query:], t.stride, ctx[:t.n], f.att[t.query:], t.stride, &b.scratch[thread])
 	})
 	b.addProduct(&ly.o, b.outProj, f.att, b.qDim)
 }

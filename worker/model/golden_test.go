@@ -68,7 +68,7 @@ type deviation struct {
 // two best logits may be before either token counts as right.
 func compare(t *testing.T, m *Model, g *goldenFile, margin float64) deviation {
 	var d deviation
-	c := m.NewCache(1536/16, 16)
+	c := newCache(t, m, 1536/16, 16)
 	logits := make([]float32, m.Vocab)
 	for r, run := range g.Runs {
 		seq := &Seq{Tokens: run.Prompt, Blocks: inOrder(c.Blocks), Logits: true, Out: logits}

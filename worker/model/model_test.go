@@ -42,15 +42,17 @@ type text struct {
 	kv     []float32
 }
 
-// kvOf collects a sequence's keys and values in order of layer, plane and position.
+// kvOf collects a sequence's keys and values in order of layer, plane, position and head, whatever the shards.
 func kvOf(c *Cache, blocks []uint32, tokens int) []float32 {
 	var out []float32
 	for l := range c.Layers {
-		mem := c.layer(l)
 		for plane := range 2 {
 			for pos := range tokens {
-				at := c.slot(blocks[pos/c.BlockTokens], pos%c.BlockTokens) + plane*c.BlockTokens*c.KVDim
-				out = append(out, mem[at:at+c.KVDim]...)
+				for i := range c.Shards {
+					s := &c.Shards[i]
+					at := c.slot(s, blocks[pos/c.BlockTokens], pos%c.BlockTokens) + plane*c.planeFloats(s.HeadCount)
+					out = append(out, c.layer(s, l)[at:at+s.HeadCount*c.HeadDim]...)
+				}
 			}
 		}
 	}
@@ -60,7 +62,7 @@ func kvOf(c *Cache, blocks []uint32, tokens int) []float32 {
 func tokenByToken(t *testing.T, m *Model, n int, seed uint64) *text {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
-	c := m.NewCache(n/16+1, 16)
+	c := newCache(t, m, n/16+1, 16)
 	out := &text{}
 	for i := range n {
 		out.tokens = append(out.tokens, int32(r.IntN(m.Vocab)))
@@ -73,16 +75,21 @@ func tokenByToken(t *testing.T, m *Model, n int, seed uint64) *text {
 }
 
 // shuffledRun feeds the texts through one cache: random chunks, random company in each batch, random blocks.
-func shuffledRun(t *testing.T, m *Model, texts []*text, blockTokens int, seed uint64) {
+func shuffledRun(t *testing.T, m *Model, texts []*text, blockTokens, shards int, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 2))
 	need := 0
 	for _, x := range texts {
 		need += len(x.tokens)/blockTokens + 1
 	}
-	c := m.NewCache(need+3, blockTokens)
-	for i := range c.Mem {
-		c.Mem[i] = float32(math.NaN()) // nothing unwritten may be read
+	c, err := m.NewCache(need+3, blockTokens, shards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range c.Shards {
+		for i := range s.Mem {
+			s.Mem[i] = float32(math.NaN()) // nothing unwritten may be read
+		}
 	}
 	free := r.Perm(c.Blocks)
 	tables := make([][]uint32, len(texts))
@@ -129,13 +136,13 @@ func TestResultsDependOnTheTokensOnly(t *testing.T) {
 		texts := []*text{tokenByToken(t, m, 70, 1), tokenByToken(t, m, 1, 2), tokenByToken(t, m, 33, 3), tokenByToken(t, m, 90, 4)}
 		for _, im := range kernel.Impls() {
 			if im.Name == "go" { // slow, the more so under the race detector
-				shuffledRun(t, load(t, path, Options{Threads: 2, Kernel: im}), texts[1:3], 8, 3)
+				shuffledRun(t, load(t, path, Options{Threads: 2, Kernel: im}), texts[1:3], 8, 1, 3)
 				continue
 			}
 			for _, threads := range []int{1, 2} {
 				m := load(t, path, Options{Threads: threads, Kernel: im})
 				for seed := range uint64(3) {
-					shuffledRun(t, m, texts, []int{16, 4, 32}[seed], seed)
+					shuffledRun(t, m, texts, []int{16, 4, 32}[seed], 1+int(seed)%2, seed)
 				}
 			}
 		}
@@ -146,9 +153,9 @@ func TestResultsDependOnTheTokensOnlyDefaultModel(t *testing.T) {
 	path := modelPath(t)
 	m := load(t, path, Options{Threads: 1})
 	texts := []*text{tokenByToken(t, m, 50, 1), tokenByToken(t, m, 21, 2)}
-	shuffledRun(t, load(t, path, Options{Threads: 2}), texts, 16, 1)
+	shuffledRun(t, load(t, path, Options{Threads: 2}), texts, 16, 1, 1)
 	if all := kernel.Impls(); len(all) > 2 {
-		shuffledRun(t, load(t, path, Options{Kernel: all[1]}), texts, 16, 2)
+		shuffledRun(t, load(t, path, Options{Kernel: all[1]}), texts, 64, 3, 2)
 	}
 }
 
@@ -194,14 +201,15 @@ func TestFingerprint(t *testing.T) {
 
 func TestOnLayerSeesItsLayerWritten(t *testing.T) {
 	m := load(t, tinyFile(t, tinymodel.Options{Seed: 1}), Options{})
-	c := m.NewCache(4, 16)
+	c := newCache(t, m, 4, 16)
 	p := prompt(50, m.Vocab)
 	var seen []int
 	err := m.Forward(c, []*Seq{{Tokens: p, Blocks: []uint32{2, 0, 3, 1}}}, func(l int) {
 		seen = append(seen, l)
 		for i := range m.Layers {
-			at := c.slot(1, 1) // position 49
-			if written := c.layer(i)[at] != 0; written != (i <= l) {
+			s := &c.Shards[0]
+			at := c.slot(s, 1, 1) // position 49
+			if written := c.layer(s, i)[at] != 0; written != (i <= l) {
 				t.Errorf("after layer %d, layer %d is written: %v", l, i, written)
 			}
 		}
@@ -213,9 +221,9 @@ func TestOnLayerSeesItsLayerWritten(t *testing.T) {
 
 func TestForwardRefusesWhatDoesNotFit(t *testing.T) {
 	m := load(t, tinyFile(t, tinymodel.Options{Seed: 1, Context: 64}), Options{})
-	c := m.NewCache(4, 16)
+	c := newCache(t, m, 4, 16)
 	out := make([]float32, m.Vocab)
-	ok := inOrder(4)
+	ok, mem := inOrder(4), c.Shards[0].Mem
 	for _, x := range []struct {
 		want string
 		c    *Cache
@@ -229,8 +237,10 @@ func TestForwardRefusesWhatDoesNotFit(t *testing.T) {
 		{"outside the vocabulary", c, Seq{Tokens: []int32{int32(m.Vocab)}, Blocks: ok}},
 		{"outside the vocabulary", c, Seq{Tokens: []int32{-1}, Blocks: ok}},
 		{"room for", c, Seq{Tokens: []int32{1}, Blocks: ok, Logits: true, Out: out[1:]}},
-		{"use cache", &Cache{Mem: c.Mem, Layers: 4, Blocks: 4, BlockTokens: 16, KVDim: 16}, Seq{Tokens: []int32{1}, Blocks: ok}},
-		{"use cache", &Cache{Mem: c.Mem[1:], Layers: 4, Blocks: 4, BlockTokens: 16, KVDim: 32}, Seq{Tokens: []int32{1}, Blocks: ok}},
+		{"use cache", &Cache{Shards: c.Shards, Layers: 4, Blocks: 4, BlockTokens: 16, KVHeads: 1, HeadDim: 16}, Seq{Tokens: []int32{1}, Blocks: ok}},
+		{"use cache", &Cache{Shards: []Shard{{mem[1:], 0, 2}}, Layers: 4, Blocks: 4, BlockTokens: 16, KVHeads: 2, HeadDim: 16}, Seq{Tokens: []int32{1}, Blocks: ok}},
+		{"use cache", &Cache{Shards: []Shard{{mem, 1, 1}, {mem, 0, 1}}, Layers: 4, Blocks: 4, BlockTokens: 16, KVHeads: 2, HeadDim: 16}, Seq{Tokens: []int32{1}, Blocks: ok}},
+		{"0 shards", &Cache{Layers: 4, Blocks: 4, BlockTokens: 16, KVHeads: 2, HeadDim: 16}, Seq{Tokens: []int32{1}, Blocks: ok}},
 	} {
 		if err := m.Forward(x.c, []*Seq{&x.s}, nil); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("got %v, want an error about %q", err, x.want)
@@ -238,6 +248,44 @@ func TestForwardRefusesWhatDoesNotFit(t *testing.T) {
 	}
 	if err := m.Forward(c, nil, nil); err != nil {
 		t.Errorf("an empty batch: %v", err)
+	}
+}
+
+func TestCacheRefusesWhatDoesNotFit(t *testing.T) {
+	m := load(t, tinyFile(t, tinymodel.Options{Seed: 1}), Options{})
+	for _, x := range []struct {
+		want                        string
+		blocks, blockTokens, shards int
+	}{
+		{"2 key heads do not divide evenly among 3 shards", 4, 16, 3},
+		{"among 4 shards", 4, 16, 4},
+		{"among 0 shards", 4, 16, 0},
+		{"at least one", 0, 16, 1},
+		{"at least one", 4, 0, 1},
+	} {
+		if _, err := m.NewCache(x.blocks, x.blockTokens, x.shards); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("got %v, want an error about %q", err, x.want)
+		}
+	}
+	n, err := m.ShardFloats(4, 16, 2)
+	if err != nil || n != 4*4*2*16*16 {
+		t.Errorf("a shard takes %d floats, error %v", n, err)
+	}
+	if _, err := m.CacheOver(4, 16, [][]float32{make([]float32, n), make([]float32, n-1)}); err == nil || !strings.Contains(err.Error(), "shard 1") {
+		t.Errorf("short memory: %v", err)
+	}
+}
+
+// A cache in shards, and blocks of any size, hold the same keys and values and give the same logits.
+func TestShardsAndBlockSizesChangeNothing(t *testing.T) {
+	path := tinyFile(t, tinymodel.Options{Seed: 4, Layers: 2, KVHeads: 4})
+	m := load(t, path, Options{Threads: 1})
+	texts := []*text{tokenByToken(t, m, 150, 1), tokenByToken(t, m, 29, 2)}
+	two := load(t, path, Options{Threads: 2})
+	for i, shards := range []int{1, 2, 4} {
+		for j, blockTokens := range []int{8, 16, 24, 64, 128} {
+			shuffledRun(t, two, texts, blockTokens, shards, uint64(10*i+j))
+		}
 	}
 }
 

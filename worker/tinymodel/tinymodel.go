@@ -17,13 +17,13 @@ type Options struct {
 	DType   gguf.Type // F32, Q8_0 or Q4_1; norms are always F32
 	Layers  int       // 0: 4
 	Context int       // 0: 4096
+	KVHeads int       // 0: 2; 1, 2 or 4
 }
 
 // The shape of a tiny model.
 const (
 	dim     = 64
 	heads   = 4
-	kvHeads = 2
 	headDim = dim / heads
 	ffn     = 192
 )
@@ -56,6 +56,12 @@ func Write(path string, o Options) error {
 	if o.Context == 0 {
 		o.Context = 4096
 	}
+	if o.KVHeads == 0 {
+		o.KVHeads = 2
+	}
+	if o.KVHeads < 1 || heads%o.KVHeads != 0 {
+		return fmt.Errorf("write tiny model: %d heads cannot share %d key heads evenly; use 1, 2 or 4", heads, o.KVHeads)
+	}
 	if o.Layers < 1 || o.Layers > 64 || o.Context < 16 || o.Context > 1<<20 {
 		return fmt.Errorf("write tiny model: %d layers and a context of %d are out of range", o.Layers, o.Context)
 	}
@@ -69,8 +75,8 @@ func Write(path string, o Options) error {
 		// Scores with a deviation of about 3.5: a query picks out a few positions, wherever they are, instead of
 		// averaging over all.
 		g.matrix(name("attn_q"), dim, dim, 0.234, nil)
-		g.matrix(name("attn_k"), kvHeads*headDim, dim, 0.234, nil)
-		g.matrix(name("attn_v"), kvHeads*headDim, dim, 0.15, nil)
+		g.matrix(name("attn_k"), o.KVHeads*headDim, dim, 0.234, nil)
+		g.matrix(name("attn_v"), o.KVHeads*headDim, dim, 0.15, nil)
 		g.matrix(name("attn_output"), dim, dim, 0.15, nil)
 		g.ones(name("ffn_norm"))
 		g.matrix(name("ffn_gate"), ffn, dim, 0.2, nil)
@@ -92,7 +98,7 @@ func metadata(w *gguf.Writer, o Options) int {
 	w.SetUint32("llama.embedding_length", dim)
 	w.SetUint32("llama.feed_forward_length", ffn)
 	w.SetUint32("llama.attention.head_count", heads)
-	w.SetUint32("llama.attention.head_count_kv", kvHeads)
+	w.SetUint32("llama.attention.head_count_kv", uint32(o.KVHeads))
 	w.SetFloat32("llama.rope.freq_base", 10000)
 	w.SetFloat32("llama.attention.layer_norm_rms_epsilon", 1e-5)
 	w.SetUint32("general.file_type", map[gguf.Type]uint32{gguf.F32: 0, gguf.Q4_1: 3, gguf.Q8_0: 7}[o.DType])

@@ -33,6 +33,15 @@ func load(tb testing.TB, o Options) *model.Model {
 	return m
 }
 
+func newCache(tb testing.TB, m *model.Model, blocks, blockTokens int) *model.Cache {
+	tb.Helper()
+	c, err := m.NewCache(blocks, blockTokens, 1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
 func TestBytesAreFixed(t *testing.T) {
 	for typ, want := range map[gguf.Type]string{gguf.F32: "38498b20d3386b4e", gguf.Q8_0: "f7d57f0c1a2ea882", gguf.Q4_1: "33da4082927b86c2"} {
 		b, err := os.ReadFile(write(t, Options{Seed: 7, DType: typ}))
@@ -46,7 +55,7 @@ func TestBytesAreFixed(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
-	for _, o := range []Options{{DType: 14}, {Layers: -1}, {Context: 1 << 30}} {
+	for _, o := range []Options{{DType: 14}, {Layers: -1}, {KVHeads: 3}, {KVHeads: 8}, {KVHeads: -1}, {Context: 1 << 30}} {
 		if Write(filepath.Join(t.TempDir(), "x"), o) == nil {
 			t.Errorf("%+v was written", o)
 		}
@@ -86,7 +95,7 @@ func table(n int) []uint32 {
 
 func TestGreedyTextIsNoLoop(t *testing.T) {
 	m := load(t, Options{Seed: 1})
-	c := m.NewCache(32, 16)
+	c := newCache(t, m, 32, 16)
 	for seed := range uint64(5) {
 		p := text(rand.New(rand.NewPCG(seed, 1)), 40, m.Vocab)
 		if err := m.Forward(c, []*model.Seq{{Tokens: p[:39], Blocks: table(32)}}, nil); err != nil {
@@ -111,7 +120,7 @@ func TestOneWrongBlockChangesTheText(t *testing.T) {
 	const tokens, per, want = 1600, 16, 24
 	m := load(t, Options{Seed: 1, DType: gguf.Q8_0})
 	blocks := tokens/per + 4
-	c := m.NewCache(blocks+1, per)
+	c := newCache(t, m, blocks+1, per)
 	p := text(rand.New(rand.NewPCG(1, 2)), tokens, m.Vocab)
 	for at := 0; at < tokens-1; at += 400 {
 		if err := m.Forward(c, []*model.Seq{{Tokens: p[at:min(at+400, tokens-1)], Pos: at, Blocks: table(blocks)}}, nil); err != nil {
@@ -135,7 +144,7 @@ func TestOneWrongBlockChangesTheText(t *testing.T) {
 
 func BenchmarkPrefill2000(b *testing.B) {
 	m := load(b, Options{Seed: 1, DType: gguf.Q4_1})
-	c := m.NewCache(130, 16)
+	c := newCache(b, m, 130, 16)
 	p := text(rand.New(rand.NewPCG(1, 3)), 2000, m.Vocab)
 	for b.Loop() {
 		if err := m.Forward(c, []*model.Seq{{Tokens: p, Blocks: table(130)}}, nil); err != nil {
