@@ -36,6 +36,9 @@ type channel struct {
 	sent    atomic.Uint64
 	landed  atomic.Uint64
 	errs    atomic.Uint64
+	altered atomic.Uint64 // pieces that arrived so
+	checked atomic.Uint64 // pieces asked whether they carry a checksum
+	suspect atomic.Int64  // nanoseconds after since: until then every piece does
 	rttNS   atomic.Int64
 	rates   rates
 
@@ -273,6 +276,12 @@ func (c *channel) handleLease(h frameHeader, b []byte) error {
 			return err
 		}
 		src.landed(ids)
+	case frameResend:
+		m, err := parseResend(b)
+		if err != nil || src == nil {
+			return err
+		}
+		src.resend(m)
 	case frameHandoff:
 		m, err := parseHandoff(b)
 		if err != nil || dst == nil {

@@ -47,6 +47,7 @@ type counters struct {
 	sent, landed, duplicate, discarded            atomic.Uint64
 	presented, settled, revoked, expired, refused atomic.Uint64
 	opened, died, handshakes, forced              atomic.Uint64
+	verified, altered, resent                     atomic.Uint64
 }
 
 // New starts an engine: it listens, if it was told to, and dials peers when tickets are presented to them.

@@ -105,7 +105,7 @@ func frame(p transfer.Piece, whole bool) []byte {
 	var h [transfer.DataHeaderSize]byte
 	var tr [transfer.DataTrailerSize]byte
 	p.PutHeader(&h)
-	transfer.PutTrailer(&tr, whole)
+	transfer.PutTrailer(&tr, whole, 0)
 	b := append(h[:], bytes.Repeat([]byte{0x55}, int(min(p.Bytes, 1<<21)))...)
 	return append(b, tr[:]...)
 }

@@ -27,6 +27,7 @@ type sourceLease struct {
 	laneSent  map[int]uint64
 	record    []byte
 	handoff   handoffState
+	handed    bool // the record was sent once
 }
 
 type handoffState uint8
@@ -53,10 +54,12 @@ type work struct {
 
 // flight is a piece that was given to a lane.
 type flight struct {
-	piece Piece
-	lane  int
-	push  *push
-	done  bool // the lane reads its source no more
+	piece   Piece
+	lane    int
+	push    *push
+	done    bool // the lane reads its source no more
+	bad     bool // it arrived altered before it was done
+	altered int  // how often it arrived so
 }
 
 // push queues units. The caller has checked that the lease lives.
@@ -141,7 +144,8 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 	case len(l.retry) > 0:
 		f.piece = l.retry[len(l.retry)-1]
 		l.retry = l.retry[:len(l.retry)-1]
-		f.push = l.flying[f.piece.ID].push // kept since the failed try, with the same piece id
+		failed := l.flying[f.piece.ID] // kept since the failed try, with the same piece id
+		f.push, f.altered = failed.push, failed.altered
 	case len(l.queue) > 0:
 		f.piece, f.push = l.cut()
 	default:
@@ -150,9 +154,10 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 	}
 	l.flying[f.piece.ID] = f
 	more = len(l.queue)+len(l.retry) > 0
+	check := f.altered > 0 || l.ch.checks()
 	l.mu.Unlock()
 	// What follows is fixed since the lease was bound.
-	*w = Write{Piece: f.piece, Src: l.region, Runs: w.Runs[:0], lease: l, lane: lane}
+	*w = Write{Piece: f.piece, Src: l.region, Runs: w.Runs[:0], lease: l, lane: lane, check: check}
 	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, l.blocks, l.dstBlocks)
 	return true, more
 }
@@ -224,6 +229,12 @@ func (l *sourceLease) writeDone(p *Piece, lane int, err error) {
 	}
 	f.done = true
 	l.laneSent[lane]++
+	if f.bad && f.push != nil {
+		l.again(f)
+		l.mu.Unlock()
+		ch.lanes.push(l)
+		return
+	}
 	l.geom.each(p, func(bit uint64) { l.posted.set(bit) })
 	if f.push == nil { // its landing was told before the lane was through with it
 		delete(l.flying, p.ID)
@@ -242,7 +253,7 @@ func (l *sourceLease) again(f *flight) {
 		l.handOver()
 		return
 	}
-	f.done, f.lane = false, -1
+	f.done, f.bad, f.lane = false, false, -1
 	l.geom.each(&f.piece, func(bit uint64) { l.posted.clear(bit) })
 	l.retry = append(l.retry, f.piece)
 	if l.handoff == handoffSent {
@@ -324,7 +335,7 @@ func (l *sourceLease) handOver() {
 			return
 		}
 	}
-	l.handoff = handoffSent
+	l.handoff, l.handed = handoffSent, true
 	m := handoffMsg{record: l.record}
 	for lane, n := range l.laneSent {
 		c := laneCount{lane: uint32(lane), pieces: n}
@@ -408,7 +419,8 @@ func (l *sourceLease) bound(m *boundMsg) error {
 // settled takes D's word that everything arrived.
 func (l *sourceLease) settled() {
 	l.mu.Lock()
-	sent := l.state == LeaseBound && l.handoff == handoffSent
+	// Not the latest record must have come: the one before counts too, if what was sent again landed before its lane said so.
+	sent := l.state == LeaseBound && l.handed
 	if sent {
 		for id, f := range l.flying { // acknowledgements that are still on their way say nothing new
 			if f.push != nil {

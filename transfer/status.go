@@ -8,6 +8,7 @@ type Status struct {
 	Epoch        uint64            `json:"epoch"`
 	DataAddr     string            `json:"data_addr"`
 	RateLimitBps int64             `json:"rate_limit_bytes_per_s"` // 0: none
+	Checksum     string            `json:"checksum"`               // of pieces this daemon sends: off, always or 1/N
 	Transports   []TransportStatus `json:"transports"`
 	Engines      []ClientStatus    `json:"engines"`
 	Leases       []LeaseStatus     `json:"leases"`
@@ -21,6 +22,9 @@ type Totals struct {
 	BytesSent        uint64 `json:"bytes_sent"`   // payload of pieces posted and completed
 	BytesLanded      uint64 `json:"bytes_landed"` // payload counted as landed, once each
 	PiecesDuplicate  uint64 `json:"pieces_duplicate"`
+	PiecesVerified   uint64 `json:"pieces_verified"`  // against their checksum
+	PiecesAltered    uint64 `json:"pieces_altered"`   // arrived with another checksum than they were sent with
+	PiecesResent     uint64 `json:"pieces_resent"`    // because they arrived altered at a peer
 	PiecesDiscarded  uint64 `json:"pieces_discarded"` // arrived for a lease that had ended, or aborted by the sender
 	LeasesPresented  uint64 `json:"leases_presented"`
 	LeasesSettled    uint64 `json:"leases_settled"`
@@ -84,6 +88,7 @@ type ChannelStatus struct {
 	RTTMicros    float64   `json:"rtt_us"`
 	BytesSent    uint64    `json:"bytes_sent"`
 	BytesLanded  uint64    `json:"bytes_landed"`
+	Altered      uint64    `json:"pieces_altered"` // arrived so on this end
 	Errors       uint64    `json:"errors"`
 	LastError    string    `json:"last_error,omitempty"`
 }

@@ -161,11 +161,12 @@ type Target interface {
 
 // Landing is one arriving piece.
 type Landing struct {
-	Piece Piece
-	Dst   *Region
-	Runs  []Run // in payload order; Dst and Len matter
-	lane  int
-	lease *targetLease // nil when it is unknown
+	Piece   Piece
+	Dst     *Region
+	Runs    []Run // in payload order; Dst and Len matter
+	lane    int
+	lease   *targetLease // nil when it is unknown
+	altered bool         // Verify found another checksum
 }
 
 // Discard says that the payload must be thrown away.
@@ -212,6 +213,11 @@ func (l *targetLease) arrived(x *Landing, whole bool) {
 	}
 	l.received[x.lane]++
 	duplicate := x.Discard()
+	if x.altered {
+		l.refuseAltered(x)
+		l.check()
+		return
+	}
 	if !whole && !duplicate {
 		l.e.totals.discarded.Add(1)
 		l.check()
@@ -266,6 +272,7 @@ type Write struct {
 	Runs  []Run // in payload order: source and destination
 	lease *sourceLease
 	lane  int
+	check bool // it is to carry a checksum
 	after func(*Write)
 }
 

@@ -62,6 +62,9 @@ package transfer
 //	                      0    4 state: 4 revoked, 5 expired
 //	                      4      reason
 //	  23 STOPPED 1, 2   answer to REVOKE: the sender is fenced
+//	  25 RESEND    2    a piece arrived altered: it did not land, and is to be sent again
+//	                      0    4 piece id
+//	                      4    4 lane it came over
 //
 // A lease's frames in order: PRESENT, then BOUND or REFUSED, then data frames on lanes and LANDED, then HANDOFF, then
 // SETTLED. REVOKE may come at any time from either side. Frames for a lease that has ended are ignored, except that
@@ -93,8 +96,9 @@ package transfer
 //
 //	offset size field
 //	     0    4 magic "HRDT"
-//	     4    4 status: 0 whole, 1 aborted: the payload was filled up with zeros and must not be counted
-//	     8    8 checksum of the payload, 0: none
+//	     4    2 status: 0 whole, 1 aborted: the payload was filled up with zeros and must not be counted
+//	     6    2 check: CRC-32C of bytes 0 to 5 and 8 to 15, its two halves XORed
+//	     8    8 checksum of the payload: xxHash64, 1 where that is 0. 0: none
 //	    16
 
 import (
@@ -141,6 +145,7 @@ const (
 	frameSettled  frameType = 21
 	frameRevoke   frameType = 22
 	frameStopped  frameType = 23
+	frameResend   frameType = 25
 )
 
 const (
@@ -172,7 +177,7 @@ func parseFrameHeader(b *[FrameHeaderSize]byte) (frameHeader, error) {
 		ok = h.role == roleNone && h.lease == 0
 	case framePresent, frameHandoff:
 		ok = h.role == roleSource && h.lease != 0
-	case frameBound, frameRefused, frameLanded, frameSettled:
+	case frameBound, frameRefused, frameLanded, frameSettled, frameResend:
 		ok = h.role == roleTarget && h.lease != 0
 	case frameRevoke, frameStopped:
 		ok = (h.role == roleSource || h.role == roleTarget) && h.lease != 0
@@ -514,20 +519,23 @@ func ParseHeader(b *[DataHeaderSize]byte) (Piece, error) {
 	return p, nil
 }
 
-// PutTrailer encodes a data frame's trailer.
-func PutTrailer(b *[DataTrailerSize]byte, whole bool) {
+// PutTrailer encodes a data frame's trailer; sum is the payload's checksum, 0 for none.
+func PutTrailer(b *[DataTrailerSize]byte, whole bool, sum uint64) {
 	*b = [DataTrailerSize]byte{}
 	copy(b[:], trailerMagic[:])
 	if !whole {
-		b[4] = 1
+		b[4], sum = 1, 0
 	}
+	binary.LittleEndian.PutUint64(b[8:], sum)
+	binary.LittleEndian.PutUint16(b[6:], trailerCheck(b))
 }
 
-// ParseTrailer says whether the payload before it is whole.
-func ParseTrailer(b *[DataTrailerSize]byte) (whole bool, err error) {
+// ParseTrailer says whether the payload before it is whole, and its checksum, 0 if there is none.
+func ParseTrailer(b *[DataTrailerSize]byte) (whole bool, sum uint64, err error) {
 	le := binary.LittleEndian
-	if status := le.Uint32(b[4:]); [4]byte(b[:4]) == trailerMagic && status <= 1 && le.Uint64(b[8:]) == 0 {
-		return status == 0, nil
+	status := le.Uint16(b[4:])
+	if [4]byte(b[:4]) != trailerMagic || status > 1 || le.Uint16(b[6:]) != trailerCheck(b) {
+		return false, 0, fmt.Errorf("%w: not a data frame trailer: % x", ErrProtocol, b[:])
 	}
-	return false, fmt.Errorf("%w: not a data frame trailer: % x", ErrProtocol, b[:])
+	return status == 0, le.Uint64(b[8:]), nil
 }

@@ -54,6 +54,7 @@ func TestControlFramesAreGolden(t *testing.T) {
 		{"settled", finishFrame(newFrame(frameSettled, roleTarget, 9, 0)), "00000000" + "1500" + "0200" + "0900000000000000"},
 		{"revoke", revokeFrame(roleSource, 9, LeaseRevoked, "why"), "07000000" + "1600" + "0100" + "0900000000000000" + "04000000" + "776879"},
 		{"stopped", finishFrame(newFrame(frameStopped, roleTarget, 9, 0)), "00000000" + "1700" + "0200" + "0900000000000000"},
+		{"resend", resendMsg{3, 2}.frame(9), "08000000" + "1900" + "0200" + "0900000000000000" + "03000000" + "02000000"},
 	} {
 		if got := hex.EncodeToString(c.frame); got != c.want {
 			t.Errorf("%s\n got %s\nwant %s", c.name, got, c.want)
@@ -94,6 +95,8 @@ func parseAny(frame []byte) error {
 		_, err = parseHandoff(b)
 	case frameRevoke:
 		_, _, err = parseRevoke(b)
+	case frameResend:
+		_, err = parseResend(b)
 	case frameBye, frameRefused:
 		_, err = parseReason(b)
 	}
@@ -122,9 +125,22 @@ func TestDataHeaderIsGolden(t *testing.T) {
 		}
 	}
 	var tr [DataTrailerSize]byte
-	PutTrailer(&tr, false)
-	if got := hex.EncodeToString(tr[:]); got != "48524454"+"01000000"+"0000000000000000" {
+	PutTrailer(&tr, false, 9)
+	if got := hex.EncodeToString(tr[:]); got != "48524454"+"0100"+"ce50"+"0000000000000000" {
 		t.Errorf("trailer %s", got)
+	}
+	PutTrailer(&tr, true, 0x0102030405060708)
+	if got := hex.EncodeToString(tr[:]); got != "48524454"+"0000"+"7afa"+"0807060504030201" {
+		t.Errorf("trailer %s", got)
+	}
+	for i := range tr {
+		for change := 1; change < 256; change++ {
+			c := tr
+			c[i] ^= byte(change)
+			if _, _, err := ParseTrailer(&c); !errors.Is(err, ErrProtocol) {
+				t.Errorf("byte %d changed by %#x: %v", i, change, err)
+			}
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ func (a *app) node() *cobra.Command {
 	fs.StringVar(&cfg.Advertise, "advertise", "", "`HOST:PORT` that other nodes connect to, when --listen is not it")
 	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
 	fs.IntVar(&cfg.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
+	fs.StringVar(&cfg.Checksum, "checksum", "sampled", "which `pieces` are sent with a checksum that the other end verifies: off, sampled (1 in 64), always or 1/N")
 	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
 	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")
 	addTransport(fs, &cfg.Transport)

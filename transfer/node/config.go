@@ -22,6 +22,7 @@ type Config struct {
 	Transports []transfer.Transport // in place of the built-in ones, for tests
 	Lanes      int
 	RateLimit  int64  // bytes a second, 0: none
+	Checksum   string // of pieces sent: off, sampled (the default), always or 1/N
 	Admin      string // "127.0.0.1:0"; empty: no HTTP
 	Debug      bool   // pause points and rate over HTTP
 	AllowUIDs  []uint32
@@ -55,6 +56,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Socket == "" {
 		return c, errors.New("configure node daemon: no path for the unix socket")
+	}
+	if c.Checksum == "" {
+		c.Checksum = "sampled"
+	}
+	if _, err := transfer.ParseChecksum(c.Checksum); err != nil {
+		return c, fmt.Errorf("configure node daemon: %w", err)
 	}
 	if c.Debug && c.Admin != "" {
 		host, _, err := net.SplitHostPort(c.Admin)

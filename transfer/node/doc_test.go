@@ -55,7 +55,7 @@ func documented(t *testing.T) map[string]string {
 	p.PutHeader(&head)
 	out["DATA_HEADER"] = hex.EncodeToString(head[:])
 	var trailer [transfer.DataTrailerSize]byte
-	transfer.PutTrailer(&trailer, true)
+	transfer.PutTrailer(&trailer, true, 0)
 	out["DATA_TRAILER"] = hex.EncodeToString(trailer[:])
 	return out
 }

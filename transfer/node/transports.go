@@ -14,9 +14,13 @@ func newEngine(cfg Config, m *metrics) (*transfer.Engine, error) {
 	if len(transports) == 0 {
 		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{})} // the local copy where it applies
 	}
+	sum, err := transfer.ParseChecksum(cfg.Checksum)
+	if err != nil {
+		return nil, err
+	}
 	tc := transfer.Config{
 		NodeID: cfg.NodeID, Epoch: cfg.Epoch, ClusterKey: cfg.ClusterKey, Listen: cfg.Listen, Advertise: cfg.Advertise,
-		Transports: transports, Transport: cfg.Transport, Lanes: cfg.Lanes, RateLimit: cfg.RateLimit,
+		Transports: transports, Transport: cfg.Transport, Lanes: cfg.Lanes, RateLimit: cfg.RateLimit, Checksum: sum,
 		PingInterval: cfg.PingInterval, DeadAfter: cfg.Silence, Limits: cfg.Limits, Logger: cfg.Logger, Metrics: m,
 	}
 	if cfg.Debug {

@@ -127,8 +127,11 @@ func (l *link) Post(lane int, w *transfer.Write) {
 		return
 	}
 	l.setup.Pauses.Wait(transfer.PauseCopyPiece, either(w.Stop(), x.Stop()))
-	err := copyPiece(w, x)
-	x.End(err == nil)
+	sum, err := w.Sum()
+	if err == nil {
+		err = copyPiece(w, x)
+	}
+	x.End(err == nil && x.Verify(sum))
 	w.Done(err)
 }
 

@@ -126,11 +126,15 @@ type sender struct {
 // nothing is written; if later, the rest of the payload is zeros and the trailer says so.
 func (l *lane) send(w *transfer.Write) error {
 	o := &l.out
+	sum, err := w.Sum()
+	if err != nil {
+		return err
+	}
 	if !w.Enter() {
 		return transfer.ErrFenced
 	}
 	w.Piece.PutHeader(&o.header)
-	transfer.PutTrailer(&o.trailer, true)
+	transfer.PutTrailer(&o.trailer, true, sum)
 	o.w, o.padding, o.fault, o.err = w, false, false, nil
 	o.left, o.head = uint64(w.Piece.Bytes), uint64(len(o.header))
 	o.vec.reset()
@@ -203,7 +207,7 @@ func (o *sender) write(fd uintptr) bool {
 // pad replaces what is left of the payload by zeros.
 func (o *sender) pad() {
 	o.padding = true
-	transfer.PutTrailer(&o.trailer, false)
+	transfer.PutTrailer(&o.trailer, false, 0)
 	headLeft := o.header[uint64(len(o.header))-o.head:]
 	o.vec.reset()
 	if len(headLeft) > 0 {
@@ -293,8 +297,8 @@ func (l *lane) payload(p *transfer.Piece) (whole bool, err error) {
 	}
 	var trailer [transfer.DataTrailerSize]byte
 	copy(trailer[:], in.tail[:])
-	sent, err := transfer.ParseTrailer(&trailer)
-	return sent && in.landing, err
+	sent, sum, err := transfer.ParseTrailer(&trailer)
+	return sent && in.landing && in.x.Verify(sum), err
 }
 
 // discard sends what is left of the payload to scratch.

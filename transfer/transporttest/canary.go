@@ -32,9 +32,18 @@ func canaryRounds() int {
 // that end was told that it may. It is the proof of the fence: no byte may land in a block after its fence, and no byte of
 // a source block that was overwritten after its fence may be seen anywhere.
 func testCanary(t *testing.T, f Factory) {
+	canaries(t, f, Options{})
+}
+
+// testCanaryChecksums is the same where both ends read every piece once more.
+func testCanaryChecksums(t *testing.T, f Factory) {
+	canaries(t, f, Options{Config: func(c *transfer.Config) { c.Checksum = transfer.ChecksumAlways }})
+}
+
+func canaries(t *testing.T, f Factory, o Options) {
 	defer CheckLeaks(t)()
 	r := NewRand()
-	p := NewPair(t, f, Options{})
+	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
 	for range canaryRounds() {

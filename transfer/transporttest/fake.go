@@ -22,6 +22,7 @@ const (
 	Reorder         // the piece arrives after the next one of its lane
 	Truncate        // the piece ends early
 	Corrupt         // the piece's header names something else
+	Flip            // a byte changes on its way
 	Stall           // the piece stays half written until its lane is aborted or its lease is fenced
 )
 
@@ -289,8 +290,11 @@ func (x *fakeLane) move(w *transfer.Write, fault Fault) error {
 		return nil
 	}
 	x.pause(w, &landing)
-	err := x.copy(w, &landing, fault)
-	landing.End(err == nil)
+	sum, err := w.Sum()
+	if err == nil {
+		err = x.copy(w, &landing, fault)
+	}
+	landing.End(err == nil && landing.Verify(sum))
 	if err != nil && !errors.Is(err, transfer.ErrFenced) {
 		x.failBoth(err)
 	}
@@ -336,6 +340,9 @@ func (x *fakeLane) copy(w *transfer.Write, landing *transfer.Landing, fault Faul
 			if err := x.step(w, landing, r.Src+off, runs[0].Dst+at, n); err != nil {
 				return err
 			}
+			if fault == Flip && moved == 0 {
+				x.flip(&landing.Dst.Bytes()[runs[0].Dst+at], landing)
+			}
 			off += n
 			moved += n
 			if at += n; at == runs[0].Len {
@@ -365,6 +372,16 @@ func (x *fakeLane) step(w *transfer.Write, landing *transfer.Landing, src, dst, 
 	}
 	copy(landing.Dst.Bytes()[dst:dst+n], w.Src.Bytes()[src:src+n])
 	return nil
+}
+
+// flip alters a byte that has arrived.
+func (x *fakeLane) flip(b *byte, landing *transfer.Landing) {
+	if x.link.f.OneSided || landing.Enter() {
+		*b ^= 0x40
+		if !x.link.f.OneSided {
+			landing.Leave()
+		}
+	}
 }
 
 // stall waits for what ends a stalled piece.

@@ -3,6 +3,7 @@ package transporttest
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -67,6 +68,62 @@ func TestFakeSettlesDespiteLaneFaults(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A piece that arrives altered is sent again, and is no reason to fail a lane.
+func TestFakeAlteredPieceIsSentAgain(t *testing.T) {
+	for _, oneSided := range []bool{false, true} {
+		t.Run(fmt.Sprintf("oneSided=%v", oneSided), func(t *testing.T) {
+			defer CheckLeaks(t)()
+			faults := func(_, n int, _ transfer.Piece) Fault { return map[int]Fault{1: Flip, 3: Flip, 7: Flip}[n] }
+			p := NewPair(t, fakeFactory(func() *Fake { return &Fake{OneSided: oneSided, Faults: faults} }), Options{Config: func(c *transfer.Config) {
+				c.Checksum = transfer.ChecksumAlways
+			}})
+			q := p.NewRequest(NewRand(), 900, 0, patience)
+			q.Present(t, nil)
+			q.Bind(t)
+			q.PushAll(t, []byte("record"))
+			q.Settled(t, []byte("record"))
+			d, s := p.D.Engine.Status(), p.P.Engine.Status()
+			if got, want := d.Totals.BytesLanded, uint64(900)*4*2*4*512; got != want {
+				t.Errorf("%d bytes counted, want %d", got, want)
+			}
+			if d.Totals.PiecesAltered != 3 || s.Totals.PiecesResent != 3 || d.Totals.PiecesVerified < 4 {
+				t.Errorf("%d pieces verified, %d altered, %d sent again", d.Totals.PiecesVerified, d.Totals.PiecesAltered, s.Totals.PiecesResent)
+			}
+			for _, c := range s.Channels {
+				if c.LanesUp != c.Lanes {
+					t.Errorf("%d of %d lanes are up", c.LanesUp, c.Lanes)
+				}
+			}
+			p.Close(t)
+		})
+	}
+}
+
+// A piece that arrives altered again and again fails its lease, with a word that names peer and lane.
+func TestFakePieceAlwaysAlteredFailsTheLease(t *testing.T) {
+	defer CheckLeaks(t)()
+	faults := func(_, _ int, p transfer.Piece) Fault {
+		if p.Layer == 1 {
+			return Flip
+		}
+		return None
+	}
+	p := NewPair(t, fakeFactory(func() *Fake { return &Fake{Faults: faults} }), Options{Config: func(c *transfer.Config) {
+		c.Checksum = transfer.ChecksumAlways
+	}})
+	q := p.NewRequest(NewRand(), 200, 0, patience)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	for _, s := range []*Side{p.P, p.D} {
+		ev := s.End(t, q.Ticket.Nonce)
+		if ev.Kind != transfer.EventEnded || !strings.Contains(ev.Reason, "altered 4 times at node-d, last over lane") {
+			t.Errorf("%s: %v %q", s.ID, ev.Kind, ev.Reason)
+		}
+	}
+	p.Close(t)
 }
 
 // A lane that stalls in the middle of a piece is fenced by force where agreement cannot stop it, and the channel goes on.

@@ -32,7 +32,7 @@ func Run(t *testing.T, f Factory) {
 		{"NothingWanted", testNothingWanted}, {"PushBeforeBound", testPushBeforeBound}, {"ManyLeases", testManyLeases},
 		{"Refuse", testRefuse}, {"WrongTickets", testWrongTickets}, {"Replay", testReplay}, {"BadRequests", testBadRequests},
 		{"Expires", testExpires}, {"ClientCloses", testClientCloses}, {"RegionRemoved", testRegionRemoved}, {"EngineCloses", testEngineCloses},
-		{"RevokeHeldAtPause", testRevokeHeldAtPause}, {"RateLimit", testRateLimit}, {"Status", testStatus}, {"Canary", testCanary},
+		{"RevokeHeldAtPause", testRevokeHeldAtPause}, {"RateLimit", testRateLimit}, {"Status", testStatus}, {"Canary", testCanary}, {"CanaryChecksums", testCanaryChecksums},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}
