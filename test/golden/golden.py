@@ -1,9 +1,9 @@
 """Writes the golden values that worker/model is tested against, computed by llama.cpp (PyPI wheel xllamacpp).
 
     python -m venv v && v/bin/pip install xllamacpp==2026.10.11549 gguf tokenizers
-    go run ./test/golden/mkmodel dequantize MODEL.gguf f32.gguf
+    for t in F32 F16 Q4_0; do go run ./test/golden/mkmodel $t MODEL.gguf $t.gguf; done
     go run ./test/golden/mkmodel tiny 1 tiny.gguf
-    v/bin/python test/golden/golden.py MODEL.gguf f32.gguf tiny.gguf test/golden
+    v/bin/python test/golden/golden.py MODEL.gguf F32.gguf F16.gguf Q4_0.gguf tiny.gguf test/golden
 
 Every run is greedy; a step holds the token taken and the most likely tokens with their log probabilities. llama.cpp
 keeps its KV cache in F32 and uses one thread and no flash attention.
@@ -84,11 +84,14 @@ def write(path, model, weights, prompts, run=run):
 
 
 def main():
-    quantized, dequantized, tiny, out = sys.argv[1:]
+    quantized, dequantized, half, q40, tiny, out = sys.argv[1:]
     t = tokenizer(quantized)
     prompts = [t.encode(p).ids for p in PROMPTS]
     write(f"{out}/smollm2_f32.json", dequantized, "SmolLM2-135M-Instruct.Q4_1.gguf, every tensor dequantized to F32", prompts)
     write(f"{out}/smollm2_q4_1.json", quantized, "SmolLM2-135M-Instruct.Q4_1.gguf", prompts)
+    some = [prompts[i] for i in (1, 2, 4, 6)]
+    write(f"{out}/smollm2_f16.json", half, "SmolLM2-135M-Instruct.Q4_1.gguf, every matrix converted to F16", some)
+    write(f"{out}/smollm2_q4_0.json", q40, "SmolLM2-135M-Instruct.Q4_1.gguf, every matrix converted to Q4_0", some)
     state, random = 1, []
     for _ in range(1500):
         state = state * 1103515245 + 12345 & 0x7FFFFFFF

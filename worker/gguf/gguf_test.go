@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -213,6 +214,106 @@ func TestFloat16(t *testing.T) {
 				t.Fatalf("%v -> %#04x, but %#04x is nearer", v, h, n)
 			}
 		}
+	}
+}
+
+func TestBFloat16(t *testing.T) {
+	for v, want := range map[float32]uint16{
+		1: 0x3f80, -2: 0xc000, 0: 0, math.Float32frombits(0x3f808000): 0x3f80, math.Float32frombits(0x3f818000): 0x3f82,
+		math.Float32frombits(0x3f808001): 0x3f81, math.MaxFloat32: 0x7f80, float32(math.Inf(-1)): 0xff80,
+	} {
+		if got := ToBFloat16(v); got != want {
+			t.Errorf("%v -> %#04x, want %#04x", v, got, want)
+		}
+	}
+	if got := ToBFloat16(math.Float32frombits(0x7f800001)); got&0x7f80 != 0x7f80 || got&0x7f == 0 {
+		t.Errorf("a NaN became %#04x", got)
+	}
+}
+
+// The block of a type says what its values may be off by: half a step of its scale, or of its last place.
+func TestQuantizedValuesAreNear(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 1))
+	v := make([]float32, 64*BlockLen)
+	for i := range v {
+		v[i] = float32(r.NormFloat64())
+	}
+	for typ, most := range map[Type]float64{F32: 0, F16: 0.001, BF16: 0.01, Q8_0: 0.02, Q4_0: 0.3, Q4_1: 0.2} {
+		data := Quantize(nil, typ, v)
+		if len(data) != typ.RowBytes(len(v)) {
+			t.Errorf("%s: %d bytes, want %d", typ, len(data), typ.RowBytes(len(v)))
+		}
+		worst := 0.0
+		for i, got := range Dequantize(nil, typ, data) {
+			worst = max(worst, math.Abs(float64(got-v[i])))
+		}
+		if worst > most {
+			t.Errorf("%s is off by %v", typ, worst)
+		}
+	}
+}
+
+// Bytes written by hand, as llama.cpp's quantize_row_q4_0_ref and the format's description have them.
+func TestQ40Block(t *testing.T) {
+	v := make([]float32, BlockLen)
+	v[0], v[1], v[16], v[31] = -4, 3.5, 1, -0.5
+	block := Quantize(nil, Q4_0, v)
+	if block[0] != 0 || block[1] != 0x38 || block[2] != 0xa0 || block[3] != 0x8f || block[17] != 0x78 || block[4] != 0x88 {
+		t.Errorf("block is %x", block)
+	}
+	if got := Dequantize(nil, Q4_0, block); !slices.Equal(got, v) {
+		t.Errorf("values are %v", got)
+	}
+	v[1] = 5 // positive and the farthest from zero: its level is 0, the scale negative
+	if got := Dequantize(nil, Q4_0, Quantize(nil, Q4_0, v)); got[1] != 5 {
+		t.Errorf("5 became %v", got[1])
+	}
+	if got := Dequantize(nil, Q4_0, Quantize(nil, Q4_0, make([]float32, BlockLen))); !slices.Equal(got, make([]float32, BlockLen)) {
+		t.Errorf("zeros became %v", got)
+	}
+}
+
+func TestParseType(t *testing.T) {
+	for _, typ := range Types {
+		if got, err := ParseType(strings.ToLower(typ.String())); err != nil || got != typ {
+			t.Errorf("%s: %v, %v", typ, got, err)
+		}
+		if !strings.Contains(TypeNames, typ.String()) {
+			t.Errorf("TypeNames lacks %s", typ)
+		}
+	}
+	if _, err := ParseType("Q6_K"); err == nil {
+		t.Error("Q6_K is taken")
+	}
+}
+
+func TestConvertKeepsVectorsF32(t *testing.T) {
+	w := &Writer{}
+	w.SetString("general.architecture", "llama")
+	w.AddTensor("norm", F32, []uint64{32}, Quantize(nil, F32, make([]float32, 32)))
+	w.AddTensor("matrix", F32, []uint64{32, 2}, Quantize(nil, F32, make([]float32, 64)))
+	f, err := Parse(encode(t, w))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, typ := range Types {
+		c, err := f.Convert(typ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := Parse(encode(t, c))
+		if err != nil {
+			t.Fatal(err)
+		}
+		norm, _ := g.Tensor("norm")
+		matrix, _ := g.Tensor("matrix")
+		fileType, _ := g.Uint("general.file_type")
+		if norm.Type != F32 || matrix.Type != typ || fileType != uint64(typ.FileType()) {
+			t.Errorf("to %s: norm is %s, matrix %s, file type %d", typ, norm.Type, matrix.Type, fileType)
+		}
+	}
+	if _, err := f.Convert(14); err == nil {
+		t.Error("converted to Q6_K")
 	}
 }
 

@@ -197,31 +197,51 @@ func (w *Writer) WriteFile(path string) (err error) {
 }
 
 // Dequantize returns a writer of the same model with every tensor as F32.
-func (f *File) Dequantize() (*Writer, error) {
+func (f *File) Dequantize() (*Writer, error) { return f.Convert(F32) }
+
+// fileTypes is how general.file_type names a file of mostly one type.
+var fileTypes = map[Type]uint32{F32: 0, F16: 1, Q4_0: 2, Q4_1: 3, Q8_0: 7, BF16: 32}
+
+// FileType is the value of general.file_type for a file whose matrices have type t.
+func (t Type) FileType() uint32 { return fileTypes[t] }
+
+// Convert returns a writer of the same model with every matrix in type t. Tensors of one dimension become F32, as
+// engines expect of norms.
+func (f *File) Convert(to Type) (*Writer, error) {
+	if !to.Known() {
+		return nil, fmt.Errorf("convert to type %s: it is not supported (%s are)", to, TypeNames)
+	}
 	w := &Writer{}
 	for _, e := range f.kvs {
 		if e.key != "general.alignment" { // this writer has its own
 			w.kvs = append(w.kvs, kv{key: e.key, kind: e.kind, raw: e.raw})
 		}
 	}
-	w.SetUint32("general.file_type", 0)
+	w.SetUint32("general.file_type", to.FileType())
 	for _, t := range f.tensors {
 		if !t.Type.Known() {
-			return nil, fmt.Errorf("dequantize tensor %q: type %s is not supported (F32, Q8_0 and Q4_1 are)", t.Name, t.Type)
+			return nil, fmt.Errorf("convert tensor %q: type %s is not supported (%s are)", t.Name, t.Type, TypeNames)
 		}
-		w.addTensor(t.Name, F32, t.Dims, func(out io.Writer) error {
-			row := t.Type.RowBytes(t.Cols())
-			var vals []float32
-			var enc []byte
-			for at := 0; at < len(t.Data); at += row {
-				vals = Dequantize(vals[:0], t.Type, t.Data[at:at+row])
-				enc = Quantize(enc[:0], F32, vals)
-				if _, err := out.Write(enc); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		as := to
+		if len(t.Dims) == 1 {
+			as = F32
+		}
+		w.addTensor(t.Name, as, t.Dims, func(out io.Writer) error { return t.convert(out, as) })
 	}
 	return w, nil
+}
+
+// convert writes the tensor's data as another type, row by row.
+func (t *Tensor) convert(out io.Writer, to Type) error {
+	row := t.Type.RowBytes(t.Cols())
+	var vals []float32
+	var enc []byte
+	for at := 0; at < len(t.Data); at += row {
+		vals = Dequantize(vals[:0], t.Type, t.Data[at:at+row])
+		enc = Quantize(enc[:0], to, vals)
+		if _, err := out.Write(enc); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -11,7 +11,7 @@ import (
 func BenchmarkMul(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, im := range Impls()[:len(Impls())-1] {
-		for _, typ := range []gguf.Type{gguf.F32, gguf.Q8_0, gguf.Q4_1} {
+		for _, typ := range gguf.Types {
 			for _, size := range []struct {
 				name   string
 				rows   int

@@ -11,18 +11,13 @@ import (
 var generic = &Impl{
 	Name:  "go",
 	tileR: 4, tileT: maxTileT,
-	tile1: genericTiles(1),
-	tileN: genericTiles(4),
-	q41: quantFns{
-		dequant: func(dst *float32, src *byte, blocks uintptr) { genericDequant(gguf.Q4_1, dst, src, blocks) },
-		dot1:    genericDots(gguf.Q4_1, 1),
-		dot4:    genericDots(gguf.Q4_1, 4),
-	},
-	q80: quantFns{
-		dequant: func(dst *float32, src *byte, blocks uintptr) { genericDequant(gguf.Q8_0, dst, src, blocks) },
-		dot1:    genericDots(gguf.Q8_0, 1),
-		dot4:    genericDots(gguf.Q8_0, 4),
-	},
+	tile1:      genericTiles(1),
+	tileN:      genericTiles(4),
+	f16:        genericQuant(gguf.F16),
+	bf16:       genericQuant(gguf.BF16),
+	q40:        genericQuant(gguf.Q4_0),
+	q41:        genericQuant(gguf.Q4_1),
+	q80:        genericQuant(gguf.Q8_0),
 	mix16:      genericMixes(16),
 	expSum:     genericExpSum,
 	maxOf:      genericMaxOf,
@@ -103,20 +98,27 @@ func genericTiles(r int) []tileFn {
 	return fns
 }
 
-func genericDequant(t gguf.Type, dst *float32, src *byte, blocks uintptr) {
-	elements, bytes := t.Block()
-	gguf.Dequantize(floats(dst, blocks*uintptr(elements))[:0], t, unsafe.Slice(src, blocks*uintptr(bytes)))
-}
-
-func genericDots(t gguf.Type, r int) []dotFn {
-	_, bytes := t.Block()
-	return []dotFn{nil, func(w *byte, ws uintptr, x *float32, xs uintptr, out *float32, os uintptr, blocks uintptr) {
-		o := floats(out, uintptr(r))
-		for i := range r {
-			src := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(w), ws*uintptr(i))), blocks*uintptr(bytes))
-			o[i] = genericDot(gguf.Dequantize(nil, t, src), floats(x, blocks*gguf.BlockLen))
-		}
-	}}
+func genericQuant(t gguf.Type) quantFns {
+	bytes := uintptr(t.RowBytes(gguf.BlockLen))
+	values := func(dst []float32, src *byte, blocks uintptr) []float32 {
+		return gguf.Dequantize(dst, t, unsafe.Slice(src, blocks*bytes))
+	}
+	dots := func(r int) []dotFn {
+		return []dotFn{nil, func(w *byte, ws uintptr, x *float32, xs uintptr, out *float32, os uintptr, blocks uintptr) {
+			o := floats(out, uintptr(r))
+			for i := range r {
+				src := (*byte)(unsafe.Add(unsafe.Pointer(w), ws*uintptr(i)))
+				o[i] = genericDot(values(nil, src, blocks), floats(x, blocks*gguf.BlockLen))
+			}
+		}}
+	}
+	return quantFns{
+		dequant: func(dst *float32, src *byte, blocks uintptr) {
+			values(floats(dst, blocks*gguf.BlockLen)[:0], src, blocks)
+		},
+		dot1: dots(1),
+		dot4: dots(4),
+	}
 }
 
 func genericMixes(d int) []mixFn {

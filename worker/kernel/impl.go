@@ -13,14 +13,14 @@ const maxTileT = 6
 type (
 	// tileFn multiplies rows of w with rows of x; strides in bytes, out[t*ostride+r], steps of 16 floats.
 	tileFn func(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
-	// dotFn is the same for quantized rows, in steps of a block.
+	// dotFn is the same for rows of another type than F32, in steps of a block: 32 elements, of whatever type.
 	dotFn     func(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
 	dequantFn func(dst *float32, src *byte, blocks uintptr)
 	// mixFn adds n rows of v, weighted by rows of p, to rows of out.
 	mixFn func(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
 )
 
-// quantFns are the kernels of one quantized type: dot1 and dot4 take 1 and 4 rows, indexed by tokens.
+// quantFns are the kernels of one type that must become F32 first: dot1 and dot4 take 1 and 4 rows, indexed by tokens.
 type quantFns struct {
 	dequant    dequantFn
 	dot1, dot4 []dotFn
@@ -31,7 +31,9 @@ type Impl struct {
 	Name         string
 	tileR, tileT int
 	tile1, tileN []tileFn // one row, tileR rows; indexed by tokens
-	q41, q80     quantFns
+	f16, bf16    quantFns
+	q40, q41     quantFns
+	q80          quantFns
 	mix16        []mixFn // indexed by queries
 	mix64        []mixFn // nil where 16 floats at a time is all there is
 	expSum       func(x *float32, peak float32, n16 uintptr, sum *float32)

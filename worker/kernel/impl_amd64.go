@@ -2,11 +2,11 @@ package kernel
 
 import "golang.org/x/sys/cpu"
 
-// native lists the assembly that this processor runs. Every processor with AVX2 and FMA also has F16C.
+// native lists the assembly that this processor runs.
 func native() []*Impl {
 	x := &cpu.X86
 	var out []*Impl
-	if !x.HasAVX2 || !x.HasFMA {
+	if !x.HasAVX2 || !x.HasFMA { // whatever has these has F16C
 		return nil
 	}
 	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512VL && x.HasAVX512DQ {
@@ -20,6 +20,21 @@ var avx512 = &Impl{
 	tileR: 4, tileT: 6,
 	tile1: []tileFn{nil, tileR1T1AVX512, tileR1T2AVX512, tileR1T3AVX512, tileR1T4AVX512, tileR1T5AVX512, tileR1T6AVX512},
 	tileN: []tileFn{nil, tileR4T1AVX512, tileR4T2AVX512, tileR4T3AVX512, tileR4T4AVX512, tileR4T5AVX512, tileR4T6AVX512},
+	f16: quantFns{
+		dequant: dequantF16AVX512,
+		dot1:    []dotFn{nil, dotF16R1T1AVX512, dotF16R1T2AVX512, dotF16R1T3AVX512, dotF16R1T4AVX512},
+		dot4:    []dotFn{nil, dotF16R4T1AVX512, dotF16R4T2AVX512, dotF16R4T3AVX512, dotF16R4T4AVX512},
+	},
+	bf16: quantFns{
+		dequant: dequantBF16AVX512,
+		dot1:    []dotFn{nil, dotBF16R1T1AVX512, dotBF16R1T2AVX512, dotBF16R1T3AVX512, dotBF16R1T4AVX512},
+		dot4:    []dotFn{nil, dotBF16R4T1AVX512, dotBF16R4T2AVX512, dotBF16R4T3AVX512, dotBF16R4T4AVX512},
+	},
+	q40: quantFns{
+		dequant: dequantQ40AVX512,
+		dot1:    []dotFn{nil, dotQ40R1T1AVX512, dotQ40R1T2AVX512, dotQ40R1T3AVX512, dotQ40R1T4AVX512},
+		dot4:    []dotFn{nil, dotQ40R4T1AVX512, dotQ40R4T2AVX512, dotQ40R4T3AVX512, dotQ40R4T4AVX512},
+	},
 	q41: quantFns{
 		dequant: dequantQ41AVX512,
 		dot1:    []dotFn{nil, dotQ41R1T1AVX512, dotQ41R1T2AVX512, dotQ41R1T3AVX512, dotQ41R1T4AVX512},
@@ -46,6 +61,21 @@ var avx2 = &Impl{
 	tileR: 2, tileT: 3,
 	tile1: []tileFn{nil, tileR1T1AVX2, tileR1T2AVX2, tileR1T3AVX2},
 	tileN: []tileFn{nil, tileR2T1AVX2, tileR2T2AVX2, tileR2T3AVX2},
+	f16: quantFns{
+		dequant: dequantF16AVX2,
+		dot1:    []dotFn{nil, dotF16R1T1AVX2},
+		dot4:    []dotFn{nil, dotF16R4T1AVX2},
+	},
+	bf16: quantFns{
+		dequant: dequantBF16AVX2,
+		dot1:    []dotFn{nil, dotBF16R1T1AVX2},
+		dot4:    []dotFn{nil, dotBF16R4T1AVX2},
+	},
+	q40: quantFns{
+		dequant: dequantQ40AVX2,
+		dot1:    []dotFn{nil, dotQ40R1T1AVX2},
+		dot4:    []dotFn{nil, dotQ40R4T1AVX2},
+	},
 	q41: quantFns{
 		dequant: dequantQ41AVX2,
 		dot1:    []dotFn{nil, dotQ41R1T1AVX2},

@@ -49,7 +49,7 @@ func others(t testing.TB) []*Impl {
 
 func TestProductsHaveTheSameBitsEverywhere(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, typ := range []gguf.Type{gguf.F32, gguf.Q8_0, gguf.Q4_1} {
+	for _, typ := range gguf.Types {
 		for _, shape := range [][2]int{{4, 32}, {23, 96}, {48, 576}} {
 			rows, cols := shape[0], shape[1]
 			m := matrix(t, typ, rows, cols, random(r, rows*cols))
@@ -75,7 +75,7 @@ func TestProductsHaveTheSameBitsEverywhere(t *testing.T) {
 func TestQuantizedEqualsDequantized(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 1))
 	const rows, cols = 19, 256
-	for _, typ := range []gguf.Type{gguf.Q8_0, gguf.Q4_1} {
+	for _, typ := range gguf.Types[1:] {
 		q := matrix(t, typ, rows, cols, random(r, rows*cols))
 		f := matrix(t, gguf.F32, rows, cols, gguf.Dequantize(nil, typ, q.data))
 		x := random(r, 9*cols)
@@ -280,7 +280,7 @@ func FuzzProducts(f *testing.F) {
 				x[i/4] = v
 			}
 		}
-		for _, typ := range []gguf.Type{gguf.F32, gguf.Q8_0, gguf.Q4_1} {
+		for _, typ := range gguf.Types {
 			m := matrix(t, typ, rows, cols, random(r, rows*cols))
 			want := make([]float32, n*rows)
 			generic.Mul(want, rows, m, 0, rows, x, cols, n, &Scratch{})

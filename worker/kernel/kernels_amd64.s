@@ -361,6 +361,649 @@ loop:
 	VZEROUPPER
 	RET
 
+// func dequantF16AVX2(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, F16C
+TEXT ·dequantF16AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+loop:
+	VCVTPH2PS (CX), Y3
+	VMOVUPS   Y3, (AX)
+	VCVTPH2PS 16(CX), Y3
+	VMOVUPS   Y3, 32(AX)
+	VCVTPH2PS 32(CX), Y3
+	VMOVUPS   Y3, 64(AX)
+	VCVTPH2PS 48(CX), Y3
+	VMOVUPS   Y3, 96(AX)
+	ADDQ      $0x40, CX
+	ADDQ      $0x80, AX
+	DECQ      DX
+	JNZ       loop
+	VZEROUPPER
+	RET
+
+// func dotF16R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·dotF16R1T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
+
+loop:
+	PREFETCHT0   (CX)
+	ADDQ         $+64, CX
+	VCVTPH2PS    (AX), Y5
+	VFMADD231PS  (DX), Y5, Y0
+	VCVTPH2PS    16(AX), Y5
+	VFMADD231PS  32(DX), Y5, Y1
+	VCVTPH2PS    32(AX), Y5
+	VFMADD231PS  64(DX), Y5, Y0
+	VCVTPH2PS    48(AX), Y5
+	VFMADD231PS  96(DX), Y5, Y1
+	ADDQ         $0x40, AX
+	ADDQ         $0x80, DX
+	DECQ         BX
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X2
+	VADDPS       X2, X0, X0
+	VUNPCKHPD    X0, X0, X2
+	VUNPCKLPD    X0, X0, X0
+	VADDPS       X2, X0, X0
+	VMOVSHDUP    X0, X2
+	VADDSS       X2, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotF16R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, F16C, FMA3, MMX+
+TEXT ·dotF16R4T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	PREFETCHT0   128(SI)
+	PREFETCHT0   192(SI)
+	ADDQ         $+256, SI
+	VCVTPH2PS    (AX), Y11
+	VFMADD231PS  (BX), Y11, Y0
+	VCVTPH2PS    16(AX), Y11
+	VFMADD231PS  32(BX), Y11, Y1
+	VCVTPH2PS    32(AX), Y11
+	VFMADD231PS  64(BX), Y11, Y0
+	VCVTPH2PS    48(AX), Y11
+	VFMADD231PS  96(BX), Y11, Y1
+	VCVTPH2PS    (AX)(CX*1), Y11
+	VFMADD231PS  (BX), Y11, Y2
+	VCVTPH2PS    16(AX)(CX*1), Y11
+	VFMADD231PS  32(BX), Y11, Y3
+	VCVTPH2PS    32(AX)(CX*1), Y11
+	VFMADD231PS  64(BX), Y11, Y2
+	VCVTPH2PS    48(AX)(CX*1), Y11
+	VFMADD231PS  96(BX), Y11, Y3
+	VCVTPH2PS    (AX)(CX*2), Y11
+	VFMADD231PS  (BX), Y11, Y4
+	VCVTPH2PS    16(AX)(CX*2), Y11
+	VFMADD231PS  32(BX), Y11, Y5
+	VCVTPH2PS    32(AX)(CX*2), Y11
+	VFMADD231PS  64(BX), Y11, Y4
+	VCVTPH2PS    48(AX)(CX*2), Y11
+	VFMADD231PS  96(BX), Y11, Y5
+	VCVTPH2PS    (DX), Y11
+	VFMADD231PS  (BX), Y11, Y6
+	VCVTPH2PS    16(DX), Y11
+	VFMADD231PS  32(BX), Y11, Y7
+	VCVTPH2PS    32(DX), Y11
+	VFMADD231PS  64(BX), Y11, Y6
+	VCVTPH2PS    48(DX), Y11
+	VFMADD231PS  96(BX), Y11, Y7
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, DX
+	ADDQ         $0x80, BX
+	DECQ         DI
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X8
+	VADDPS       X8, X2, X2
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X8
+	VADDPS       X8, X6, X6
+	VUNPCKHPD    X2, X0, X8
+	VUNPCKLPD    X2, X0, X0
+	VADDPS       X8, X0, X0
+	VUNPCKHPD    X6, X4, X8
+	VUNPCKLPD    X6, X4, X4
+	VADDPS       X8, X4, X4
+	VSHUFPS      $0xdd, X4, X0, X8
+	VSHUFPS      $0x88, X4, X0, X0
+	VADDPS       X8, X0, X0
+	VMOVUPS      X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dequantBF16AVX2(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, AVX2
+TEXT ·dequantBF16AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+loop:
+	VPMOVZXWD (CX), Y3
+	VPSLLD    $0x10, Y3, Y3
+	VMOVUPS   Y3, (AX)
+	VPMOVZXWD 16(CX), Y3
+	VPSLLD    $0x10, Y3, Y3
+	VMOVUPS   Y3, 32(AX)
+	VPMOVZXWD 32(CX), Y3
+	VPSLLD    $0x10, Y3, Y3
+	VMOVUPS   Y3, 64(AX)
+	VPMOVZXWD 48(CX), Y3
+	VPSLLD    $0x10, Y3, Y3
+	VMOVUPS   Y3, 96(AX)
+	ADDQ      $0x40, CX
+	ADDQ      $0x80, AX
+	DECQ      DX
+	JNZ       loop
+	VZEROUPPER
+	RET
+
+// func dotBF16R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·dotBF16R1T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
+
+loop:
+	PREFETCHT0   (CX)
+	ADDQ         $+64, CX
+	VPMOVZXWD    (AX), Y5
+	VPSLLD       $0x10, Y5, Y5
+	VFMADD231PS  (DX), Y5, Y0
+	VPMOVZXWD    16(AX), Y5
+	VPSLLD       $0x10, Y5, Y5
+	VFMADD231PS  32(DX), Y5, Y1
+	VPMOVZXWD    32(AX), Y5
+	VPSLLD       $0x10, Y5, Y5
+	VFMADD231PS  64(DX), Y5, Y0
+	VPMOVZXWD    48(AX), Y5
+	VPSLLD       $0x10, Y5, Y5
+	VFMADD231PS  96(DX), Y5, Y1
+	ADDQ         $0x40, AX
+	ADDQ         $0x80, DX
+	DECQ         BX
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X2
+	VADDPS       X2, X0, X0
+	VUNPCKHPD    X0, X0, X2
+	VUNPCKLPD    X0, X0, X0
+	VADDPS       X2, X0, X0
+	VMOVSHDUP    X0, X2
+	VADDSS       X2, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotBF16R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·dotBF16R4T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	PREFETCHT0   128(SI)
+	PREFETCHT0   192(SI)
+	ADDQ         $+256, SI
+	VPMOVZXWD    (AX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y0
+	VPMOVZXWD    16(AX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y1
+	VPMOVZXWD    32(AX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y0
+	VPMOVZXWD    48(AX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y1
+	VPMOVZXWD    (AX)(CX*1), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y2
+	VPMOVZXWD    16(AX)(CX*1), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y3
+	VPMOVZXWD    32(AX)(CX*1), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y2
+	VPMOVZXWD    48(AX)(CX*1), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y3
+	VPMOVZXWD    (AX)(CX*2), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y4
+	VPMOVZXWD    16(AX)(CX*2), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y5
+	VPMOVZXWD    32(AX)(CX*2), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y4
+	VPMOVZXWD    48(AX)(CX*2), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y5
+	VPMOVZXWD    (DX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y6
+	VPMOVZXWD    16(DX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y7
+	VPMOVZXWD    32(DX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y6
+	VPMOVZXWD    48(DX), Y11
+	VPSLLD       $0x10, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y7
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, DX
+	ADDQ         $0x80, BX
+	DECQ         DI
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X8
+	VADDPS       X8, X2, X2
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X8
+	VADDPS       X8, X6, X6
+	VUNPCKHPD    X2, X0, X8
+	VUNPCKLPD    X2, X0, X0
+	VADDPS       X8, X0, X0
+	VUNPCKHPD    X6, X4, X8
+	VUNPCKLPD    X6, X4, X4
+	VADDPS       X8, X4, X4
+	VSHUFPS      $0xdd, X4, X0, X8
+	VSHUFPS      $0x88, X4, X0, X0
+	VADDPS       X8, X0, X0
+	VMOVUPS      X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dequantQ40AVX2(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, AVX2, F16C
+TEXT ·dequantQ40AVX2(SB), NOSPLIT, $0-24
+	MOVQ    dst+0(FP), AX
+	MOVQ    src+8(FP), CX
+	VMOVUPS nibble<>+0(SB), Y0
+	MOVQ    blocks+16(FP), DX
+
+loop:
+	VPBROADCASTW (CX), X1
+	VCVTPH2PS    X1, Y1
+	VPMOVZXBD    2(CX), Y3
+	VPAND        Y0, Y3, Y3
+	VPSUBD       eight<>+0(SB), Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      Y3, (AX)
+	VPMOVZXBD    10(CX), Y3
+	VPAND        Y0, Y3, Y3
+	VPSUBD       eight<>+0(SB), Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      Y3, 32(AX)
+	VPMOVZXBD    2(CX), Y3
+	VPSRLD       $0x04, Y3, Y3
+	VPAND        Y0, Y3, Y3
+	VPSUBD       eight<>+0(SB), Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      Y3, 64(AX)
+	VPMOVZXBD    10(CX), Y3
+	VPSRLD       $0x04, Y3, Y3
+	VPAND        Y0, Y3, Y3
+	VPSUBD       eight<>+0(SB), Y3, Y3
+	VCVTDQ2PS    Y3, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      Y3, 96(AX)
+	ADDQ         $0x12, CX
+	ADDQ         $0x80, AX
+	DECQ         DX
+	JNZ          loop
+	VZEROUPPER
+	RET
+
+DATA nibble<>+0(SB)/4, $0x0000000f
+DATA nibble<>+4(SB)/4, $0x0000000f
+DATA nibble<>+8(SB)/4, $0x0000000f
+DATA nibble<>+12(SB)/4, $0x0000000f
+DATA nibble<>+16(SB)/4, $0x0000000f
+DATA nibble<>+20(SB)/4, $0x0000000f
+DATA nibble<>+24(SB)/4, $0x0000000f
+DATA nibble<>+28(SB)/4, $0x0000000f
+DATA nibble<>+32(SB)/4, $0x0000000f
+DATA nibble<>+36(SB)/4, $0x0000000f
+DATA nibble<>+40(SB)/4, $0x0000000f
+DATA nibble<>+44(SB)/4, $0x0000000f
+DATA nibble<>+48(SB)/4, $0x0000000f
+DATA nibble<>+52(SB)/4, $0x0000000f
+DATA nibble<>+56(SB)/4, $0x0000000f
+DATA nibble<>+60(SB)/4, $0x0000000f
+GLOBL nibble<>(SB), RODATA|NOPTR, $64
+
+DATA eight<>+0(SB)/4, $0x00000008
+DATA eight<>+4(SB)/4, $0x00000008
+DATA eight<>+8(SB)/4, $0x00000008
+DATA eight<>+12(SB)/4, $0x00000008
+DATA eight<>+16(SB)/4, $0x00000008
+DATA eight<>+20(SB)/4, $0x00000008
+DATA eight<>+24(SB)/4, $0x00000008
+DATA eight<>+28(SB)/4, $0x00000008
+DATA eight<>+32(SB)/4, $0x00000008
+DATA eight<>+36(SB)/4, $0x00000008
+DATA eight<>+40(SB)/4, $0x00000008
+DATA eight<>+44(SB)/4, $0x00000008
+DATA eight<>+48(SB)/4, $0x00000008
+DATA eight<>+52(SB)/4, $0x00000008
+DATA eight<>+56(SB)/4, $0x00000008
+DATA eight<>+60(SB)/4, $0x00000008
+GLOBL eight<>(SB), RODATA|NOPTR, $64
+
+// func dotQ40R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·dotQ40R1T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	VMOVUPS nibble<>+0(SB), Y2
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), BX
+
+loop:
+	PREFETCHT0   (CX)
+	ADDQ         $+18, CX
+	VPBROADCASTW (AX), X3
+	VCVTPH2PS    X3, Y3
+	VPMOVZXBD    2(AX), Y5
+	VPAND        Y2, Y5, Y5
+	VPSUBD       eight<>+0(SB), Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VFMADD231PS  (DX), Y5, Y0
+	VPMOVZXBD    10(AX), Y5
+	VPAND        Y2, Y5, Y5
+	VPSUBD       eight<>+0(SB), Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VFMADD231PS  32(DX), Y5, Y1
+	VPMOVZXBD    2(AX), Y5
+	VPSRLD       $0x04, Y5, Y5
+	VPAND        Y2, Y5, Y5
+	VPSUBD       eight<>+0(SB), Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VFMADD231PS  64(DX), Y5, Y0
+	VPMOVZXBD    10(AX), Y5
+	VPSRLD       $0x04, Y5, Y5
+	VPAND        Y2, Y5, Y5
+	VPSUBD       eight<>+0(SB), Y5, Y5
+	VCVTDQ2PS    Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VFMADD231PS  96(DX), Y5, Y1
+	ADDQ         $0x12, AX
+	ADDQ         $0x80, DX
+	DECQ         BX
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X2
+	VADDPS       X2, X0, X0
+	VUNPCKHPD    X0, X0, X2
+	VUNPCKLPD    X0, X0, X0
+	VADDPS       X2, X0, X0
+	VMOVSHDUP    X0, X2
+	VADDSS       X2, X0, X0
+	VMOVSS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotQ40R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, F16C, FMA3, MMX+
+TEXT ·dotQ40R4T1AVX2(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    x+16(FP), BX
+	MOVQ    xstride+24(FP), SI
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	VXORPS  Y2, Y2, Y2
+	VXORPS  Y3, Y3, Y3
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
+	VXORPS  Y6, Y6, Y6
+	VXORPS  Y7, Y7, Y7
+	VMOVUPS nibble<>+0(SB), Y8
+	LEAQ    (AX)(CX*4), SI
+	MOVQ    blocks+48(FP), DI
+
+loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	ADDQ         $+72, SI
+	VPBROADCASTW (AX), X9
+	VCVTPH2PS    X9, Y9
+	VPMOVZXBD    2(AX), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y0
+	VPMOVZXBD    10(AX), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y1
+	VPMOVZXBD    2(AX), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y0
+	VPMOVZXBD    10(AX), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y1
+	VPBROADCASTW (AX)(CX*1), X9
+	VCVTPH2PS    X9, Y9
+	VPMOVZXBD    2(AX)(CX*1), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y2
+	VPMOVZXBD    10(AX)(CX*1), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y3
+	VPMOVZXBD    2(AX)(CX*1), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y2
+	VPMOVZXBD    10(AX)(CX*1), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y3
+	VPBROADCASTW (AX)(CX*2), X9
+	VCVTPH2PS    X9, Y9
+	VPMOVZXBD    2(AX)(CX*2), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y4
+	VPMOVZXBD    10(AX)(CX*2), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y5
+	VPMOVZXBD    2(AX)(CX*2), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y4
+	VPMOVZXBD    10(AX)(CX*2), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y5
+	VPBROADCASTW (DX), X9
+	VCVTPH2PS    X9, Y9
+	VPMOVZXBD    2(DX), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  (BX), Y11, Y6
+	VPMOVZXBD    10(DX), Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  32(BX), Y11, Y7
+	VPMOVZXBD    2(DX), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  64(BX), Y11, Y6
+	VPMOVZXBD    10(DX), Y11
+	VPSRLD       $0x04, Y11, Y11
+	VPAND        Y8, Y11, Y11
+	VPSUBD       eight<>+0(SB), Y11, Y11
+	VCVTDQ2PS    Y11, Y11
+	VMULPS       Y9, Y11, Y11
+	VFMADD231PS  96(BX), Y11, Y7
+	ADDQ         $0x12, AX
+	ADDQ         $0x12, DX
+	ADDQ         $0x80, BX
+	DECQ         DI
+	JNZ          loop
+	MOVQ         out+32(FP), AX
+	MOVQ         ostride+40(FP), CX
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X8
+	VADDPS       X8, X0, X0
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X8
+	VADDPS       X8, X2, X2
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X8
+	VADDPS       X8, X4, X4
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X8
+	VADDPS       X8, X6, X6
+	VUNPCKHPD    X2, X0, X8
+	VUNPCKLPD    X2, X0, X0
+	VADDPS       X8, X0, X0
+	VUNPCKHPD    X6, X4, X8
+	VUNPCKLPD    X6, X4, X4
+	VADDPS       X8, X4, X4
+	VSHUFPS      $0xdd, X4, X0, X8
+	VSHUFPS      $0x88, X4, X0, X0
+	VADDPS       X8, X0, X0
+	VMOVUPS      X0, (AX)
+	VZEROUPPER
+	RET
+
 // func dequantQ41AVX2(dst *float32, src *byte, blocks uintptr)
 // Requires: AVX, AVX2, F16C, FMA3
 TEXT ·dequantQ41AVX2(SB), NOSPLIT, $0-24
@@ -403,24 +1046,6 @@ loop:
 	VZEROUPPER
 	RET
 
-DATA nibble<>+0(SB)/4, $0x0000000f
-DATA nibble<>+4(SB)/4, $0x0000000f
-DATA nibble<>+8(SB)/4, $0x0000000f
-DATA nibble<>+12(SB)/4, $0x0000000f
-DATA nibble<>+16(SB)/4, $0x0000000f
-DATA nibble<>+20(SB)/4, $0x0000000f
-DATA nibble<>+24(SB)/4, $0x0000000f
-DATA nibble<>+28(SB)/4, $0x0000000f
-DATA nibble<>+32(SB)/4, $0x0000000f
-DATA nibble<>+36(SB)/4, $0x0000000f
-DATA nibble<>+40(SB)/4, $0x0000000f
-DATA nibble<>+44(SB)/4, $0x0000000f
-DATA nibble<>+48(SB)/4, $0x0000000f
-DATA nibble<>+52(SB)/4, $0x0000000f
-DATA nibble<>+56(SB)/4, $0x0000000f
-DATA nibble<>+60(SB)/4, $0x0000000f
-GLOBL nibble<>(SB), RODATA|NOPTR, $64
-
 // func dotQ41R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
 // Requires: AVX, AVX2, F16C, FMA3, MMX+
 TEXT ·dotQ41R1T1AVX2(SB), NOSPLIT, $0-56
@@ -436,7 +1061,7 @@ TEXT ·dotQ41R1T1AVX2(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0   (CX)
-	ADDQ         $0x14, CX
+	ADDQ         $+20, CX
 	VPBROADCASTW (AX), X3
 	VCVTPH2PS    X3, Y3
 	VPBROADCASTW 2(AX), X4
@@ -505,7 +1130,7 @@ TEXT ·dotQ41R4T1AVX2(SB), NOSPLIT, $0-56
 loop:
 	PREFETCHT0   (SI)
 	PREFETCHT0   64(SI)
-	ADDQ         $0x50, SI
+	ADDQ         $+80, SI
 	VPBROADCASTW (AX), X9
 	VCVTPH2PS    X9, Y9
 	VPBROADCASTW 2(AX), X10
@@ -689,7 +1314,7 @@ TEXT ·dotQ80R1T1AVX2(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0   (CX)
-	ADDQ         $0x22, CX
+	ADDQ         $+34, CX
 	VPBROADCASTW (AX), X3
 	VCVTPH2PS    X3, Y3
 	VPMOVSXBD    2(AX), Y5
@@ -750,7 +1375,7 @@ loop:
 	PREFETCHT0   (SI)
 	PREFETCHT0   64(SI)
 	PREFETCHT0   128(SI)
-	ADDQ         $0x88, SI
+	ADDQ         $+136, SI
 	VPBROADCASTW (AX), X9
 	VCVTPH2PS    X9, Y9
 	VPMOVSXBD    2(AX), Y11
@@ -2986,6 +3611,2509 @@ loop:
 	VZEROUPPER
 	RET
 
+// func dequantF16AVX512(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, AVX512F
+TEXT ·dequantF16AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+loop:
+	VCVTPH2PS (CX), Z3
+	VMOVUPS   Z3, (AX)
+	VCVTPH2PS 32(CX), Z3
+	VMOVUPS   Z3, 64(AX)
+	ADDQ      $0x40, CX
+	ADDQ      $0x80, AX
+	DECQ      DX
+	JNZ       loop
+	VZEROUPPER
+	RET
+
+// func dotF16R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R1T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VCVTPH2PS     (AX), Z4
+	VFMADD231PS   (DX), Z4, Z0
+	VCVTPH2PS     32(AX), Z4
+	VFMADD231PS   64(DX), Z4, Z0
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          BX
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VUNPCKHPD     X0, X0, X1
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotF16R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R1T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VCVTPH2PS     (AX), Z5
+	VFMADD231PS   (DX), Z5, Z0
+	VFMADD231PS   (DX)(BX*1), Z5, Z1
+	VCVTPH2PS     32(AX), Z5
+	VFMADD231PS   64(DX), Z5, Z0
+	VFMADD231PS   64(DX)(BX*1), Z5, Z1
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPS        Y2, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X2
+	VADDPS        X2, X0, X0
+	VUNPCKHPD     X0, X0, X2
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X2, X0, X0
+	VMOVSHDUP     X0, X2
+	VADDSS        X2, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VADDPS        Y2, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X2
+	VADDPS        X2, X1, X1
+	VUNPCKHPD     X1, X1, X2
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X2, X1, X1
+	VMOVSHDUP     X1, X2
+	VADDSS        X2, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotF16R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R1T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VCVTPH2PS     (AX), Z6
+	VFMADD231PS   (DX), Z6, Z0
+	VFMADD231PS   (DX)(BX*1), Z6, Z1
+	VFMADD231PS   (DX)(BX*2), Z6, Z2
+	VCVTPH2PS     32(AX), Z6
+	VFMADD231PS   64(DX), Z6, Z0
+	VFMADD231PS   64(DX)(BX*1), Z6, Z1
+	VFMADD231PS   64(DX)(BX*2), Z6, Z2
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y3
+	VADDPS        Y3, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X3
+	VADDPS        X3, X0, X0
+	VUNPCKHPD     X0, X0, X3
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X3, X0, X0
+	VMOVSHDUP     X0, X3
+	VADDSS        X3, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y3
+	VADDPS        Y3, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X3
+	VADDPS        X3, X1, X1
+	VUNPCKHPD     X1, X1, X3
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X3, X1, X1
+	VMOVSHDUP     X1, X3
+	VADDSS        X3, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VADDPS        Y3, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X3
+	VADDPS        X3, X2, X2
+	VUNPCKHPD     X2, X2, X3
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X3, X2, X2
+	VMOVSHDUP     X2, X3
+	VADDSS        X3, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotF16R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R1T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	LEAQ   (DX)(BX*2), SI
+	ADDQ   BX, SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VCVTPH2PS     (AX), Z7
+	VFMADD231PS   (DX), Z7, Z0
+	VFMADD231PS   (DX)(BX*1), Z7, Z1
+	VFMADD231PS   (DX)(BX*2), Z7, Z2
+	VFMADD231PS   (SI), Z7, Z3
+	VCVTPH2PS     32(AX), Z7
+	VFMADD231PS   64(DX), Z7, Z0
+	VFMADD231PS   64(DX)(BX*1), Z7, Z1
+	VFMADD231PS   64(DX)(BX*2), Z7, Z2
+	VFMADD231PS   64(SI), Z7, Z3
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	ADDQ          $0x80, SI
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X0, X0, X4
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VUNPCKHPD     X1, X1, X4
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X4, X1, X1
+	VMOVSHDUP     X1, X4
+	VADDSS        X4, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VUNPCKHPD     X2, X2, X4
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X4, X2, X2
+	VMOVSHDUP     X2, X4
+	VADDSS        X4, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X3, X3, X4
+	VUNPCKLPD     X3, X3, X3
+	VADDPS        X4, X3, X3
+	VMOVSHDUP     X3, X4
+	VADDSS        X4, X3, X3
+	VMOVSS        X3, (DX)
+	VZEROUPPER
+	RET
+
+// func dotF16R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R4T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    64(SI)
+	PREFETCHT0    128(SI)
+	PREFETCHT0    192(SI)
+	ADDQ          $+256, SI
+	VCVTPH2PS     (AX), Z7
+	VFMADD231PS   (BX), Z7, Z0
+	VCVTPH2PS     32(AX), Z7
+	VFMADD231PS   64(BX), Z7, Z0
+	VCVTPH2PS     (AX)(CX*1), Z7
+	VFMADD231PS   (BX), Z7, Z1
+	VCVTPH2PS     32(AX)(CX*1), Z7
+	VFMADD231PS   64(BX), Z7, Z1
+	VCVTPH2PS     (AX)(CX*2), Z7
+	VFMADD231PS   (BX), Z7, Z2
+	VCVTPH2PS     32(AX)(CX*2), Z7
+	VFMADD231PS   64(BX), Z7, Z2
+	VCVTPH2PS     (DX), Z7
+	VFMADD231PS   (BX), Z7, Z3
+	VCVTPH2PS     32(DX), Z7
+	VFMADD231PS   64(BX), Z7, Z3
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X1, X0, X4
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X3, X2, X4
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X4, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X4
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVUPS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotF16R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R4T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	PREFETCHT0    192(DI)
+	ADDQ          $+256, DI
+	VCVTPH2PS     (AX), Z11
+	VFMADD231PS   (BX), Z11, Z0
+	VFMADD231PS   (BX)(SI*1), Z11, Z4
+	VCVTPH2PS     32(AX), Z11
+	VFMADD231PS   64(BX), Z11, Z0
+	VFMADD231PS   64(BX)(SI*1), Z11, Z4
+	VCVTPH2PS     (AX)(CX*1), Z11
+	VFMADD231PS   (BX), Z11, Z1
+	VFMADD231PS   (BX)(SI*1), Z11, Z5
+	VCVTPH2PS     32(AX)(CX*1), Z11
+	VFMADD231PS   64(BX), Z11, Z1
+	VFMADD231PS   64(BX)(SI*1), Z11, Z5
+	VCVTPH2PS     (AX)(CX*2), Z11
+	VFMADD231PS   (BX), Z11, Z2
+	VFMADD231PS   (BX)(SI*1), Z11, Z6
+	VCVTPH2PS     32(AX)(CX*2), Z11
+	VFMADD231PS   64(BX), Z11, Z2
+	VFMADD231PS   64(BX)(SI*1), Z11, Z6
+	VCVTPH2PS     (DX), Z11
+	VFMADD231PS   (BX), Z11, Z3
+	VFMADD231PS   (BX)(SI*1), Z11, Z7
+	VCVTPH2PS     32(DX), Z11
+	VFMADD231PS   64(BX), Z11, Z3
+	VFMADD231PS   64(BX)(SI*1), Z11, Z7
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y8
+	VADDPS        Y8, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X8
+	VADDPS        X8, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y8
+	VADDPS        Y8, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X8
+	VADDPS        X8, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VADDPS        Y8, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X8
+	VADDPS        X8, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y8
+	VADDPS        Y8, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X8
+	VADDPS        X8, X3, X3
+	VUNPCKHPD     X1, X0, X8
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X8, X0, X0
+	VUNPCKHPD     X3, X2, X8
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X8, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X8
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X8, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y8
+	VADDPS        Y8, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X8
+	VADDPS        X8, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y8
+	VADDPS        Y8, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X8
+	VADDPS        X8, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y8
+	VADDPS        Y8, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X8
+	VADDPS        X8, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y8
+	VADDPS        Y8, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X8
+	VADDPS        X8, X7, X7
+	VUNPCKHPD     X5, X4, X8
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X8, X4, X4
+	VUNPCKHPD     X7, X6, X8
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X8, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X8
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X8, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotF16R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R4T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	PREFETCHT0    192(DI)
+	ADDQ          $+256, DI
+	VCVTPH2PS     (AX), Z15
+	VFMADD231PS   (BX), Z15, Z0
+	VFMADD231PS   (BX)(SI*1), Z15, Z4
+	VFMADD231PS   (BX)(SI*2), Z15, Z8
+	VCVTPH2PS     32(AX), Z15
+	VFMADD231PS   64(BX), Z15, Z0
+	VFMADD231PS   64(BX)(SI*1), Z15, Z4
+	VFMADD231PS   64(BX)(SI*2), Z15, Z8
+	VCVTPH2PS     (AX)(CX*1), Z15
+	VFMADD231PS   (BX), Z15, Z1
+	VFMADD231PS   (BX)(SI*1), Z15, Z5
+	VFMADD231PS   (BX)(SI*2), Z15, Z9
+	VCVTPH2PS     32(AX)(CX*1), Z15
+	VFMADD231PS   64(BX), Z15, Z1
+	VFMADD231PS   64(BX)(SI*1), Z15, Z5
+	VFMADD231PS   64(BX)(SI*2), Z15, Z9
+	VCVTPH2PS     (AX)(CX*2), Z15
+	VFMADD231PS   (BX), Z15, Z2
+	VFMADD231PS   (BX)(SI*1), Z15, Z6
+	VFMADD231PS   (BX)(SI*2), Z15, Z10
+	VCVTPH2PS     32(AX)(CX*2), Z15
+	VFMADD231PS   64(BX), Z15, Z2
+	VFMADD231PS   64(BX)(SI*1), Z15, Z6
+	VFMADD231PS   64(BX)(SI*2), Z15, Z10
+	VCVTPH2PS     (DX), Z15
+	VFMADD231PS   (BX), Z15, Z3
+	VFMADD231PS   (BX)(SI*1), Z15, Z7
+	VFMADD231PS   (BX)(SI*2), Z15, Z11
+	VCVTPH2PS     32(DX), Z15
+	VFMADD231PS   64(BX), Z15, Z3
+	VFMADD231PS   64(BX)(SI*1), Z15, Z7
+	VFMADD231PS   64(BX)(SI*2), Z15, Z11
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y12
+	VADDPS        Y12, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X12
+	VADDPS        X12, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y12
+	VADDPS        Y12, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X12
+	VADDPS        X12, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y12
+	VADDPS        Y12, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X12
+	VADDPS        X12, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y12
+	VADDPS        Y12, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X12
+	VADDPS        X12, X3, X3
+	VUNPCKHPD     X1, X0, X12
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X12, X0, X0
+	VUNPCKHPD     X3, X2, X12
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X12, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X12
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X12, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y12
+	VADDPS        Y12, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X12
+	VADDPS        X12, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y12
+	VADDPS        Y12, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X12
+	VADDPS        X12, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y12
+	VADDPS        Y12, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X12
+	VADDPS        X12, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y12
+	VADDPS        Y12, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X12
+	VADDPS        X12, X7, X7
+	VUNPCKHPD     X5, X4, X12
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X12, X4, X4
+	VUNPCKHPD     X7, X6, X12
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X12, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X12
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X12, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y12
+	VADDPS        Y12, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X12
+	VADDPS        X12, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y12
+	VADDPS        Y12, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X12
+	VADDPS        X12, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y12
+	VADDPS        Y12, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X12
+	VADDPS        X12, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y12
+	VADDPS        Y12, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X12
+	VADDPS        X12, X11, X11
+	VUNPCKHPD     X9, X8, X12
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X12, X8, X8
+	VUNPCKHPD     X11, X10, X12
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X12, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X12
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X12, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotF16R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotF16R4T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	LEAQ   (BX)(SI*2), DI
+	ADDQ   SI, DI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (AX)(CX*4), R8
+	MOVQ   blocks+48(FP), R9
+
+loop:
+	PREFETCHT0    (R8)
+	PREFETCHT0    64(R8)
+	PREFETCHT0    128(R8)
+	PREFETCHT0    192(R8)
+	ADDQ          $+256, R8
+	VCVTPH2PS     (AX), Z19
+	VFMADD231PS   (BX), Z19, Z0
+	VFMADD231PS   (BX)(SI*1), Z19, Z4
+	VFMADD231PS   (BX)(SI*2), Z19, Z8
+	VFMADD231PS   (DI), Z19, Z12
+	VCVTPH2PS     32(AX), Z19
+	VFMADD231PS   64(BX), Z19, Z0
+	VFMADD231PS   64(BX)(SI*1), Z19, Z4
+	VFMADD231PS   64(BX)(SI*2), Z19, Z8
+	VFMADD231PS   64(DI), Z19, Z12
+	VCVTPH2PS     (AX)(CX*1), Z19
+	VFMADD231PS   (BX), Z19, Z1
+	VFMADD231PS   (BX)(SI*1), Z19, Z5
+	VFMADD231PS   (BX)(SI*2), Z19, Z9
+	VFMADD231PS   (DI), Z19, Z13
+	VCVTPH2PS     32(AX)(CX*1), Z19
+	VFMADD231PS   64(BX), Z19, Z1
+	VFMADD231PS   64(BX)(SI*1), Z19, Z5
+	VFMADD231PS   64(BX)(SI*2), Z19, Z9
+	VFMADD231PS   64(DI), Z19, Z13
+	VCVTPH2PS     (AX)(CX*2), Z19
+	VFMADD231PS   (BX), Z19, Z2
+	VFMADD231PS   (BX)(SI*1), Z19, Z6
+	VFMADD231PS   (BX)(SI*2), Z19, Z10
+	VFMADD231PS   (DI), Z19, Z14
+	VCVTPH2PS     32(AX)(CX*2), Z19
+	VFMADD231PS   64(BX), Z19, Z2
+	VFMADD231PS   64(BX)(SI*1), Z19, Z6
+	VFMADD231PS   64(BX)(SI*2), Z19, Z10
+	VFMADD231PS   64(DI), Z19, Z14
+	VCVTPH2PS     (DX), Z19
+	VFMADD231PS   (BX), Z19, Z3
+	VFMADD231PS   (BX)(SI*1), Z19, Z7
+	VFMADD231PS   (BX)(SI*2), Z19, Z11
+	VFMADD231PS   (DI), Z19, Z15
+	VCVTPH2PS     32(DX), Z19
+	VFMADD231PS   64(BX), Z19, Z3
+	VFMADD231PS   64(BX)(SI*1), Z19, Z7
+	VFMADD231PS   64(BX)(SI*2), Z19, Z11
+	VFMADD231PS   64(DI), Z19, Z15
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	ADDQ          $0x80, DI
+	DECQ          R9
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y16
+	VADDPS        Y16, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X16
+	VADDPS        X16, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y16
+	VADDPS        Y16, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X16
+	VADDPS        X16, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y16
+	VADDPS        Y16, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X16
+	VADDPS        X16, X3, X3
+	VUNPCKHPD     X1, X0, X16
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X16, X0, X0
+	VUNPCKHPD     X3, X2, X16
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X16, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X16
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X16, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y16
+	VADDPS        Y16, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X16
+	VADDPS        X16, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y16
+	VADDPS        Y16, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X16
+	VADDPS        X16, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y16
+	VADDPS        Y16, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X16
+	VADDPS        X16, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y16
+	VADDPS        Y16, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X16
+	VADDPS        X16, X7, X7
+	VUNPCKHPD     X5, X4, X16
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X16, X4, X4
+	VUNPCKHPD     X7, X6, X16
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X16, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X16
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X16, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y16
+	VADDPS        Y16, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X16
+	VADDPS        X16, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y16
+	VADDPS        Y16, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X16
+	VADDPS        X16, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y16
+	VADDPS        Y16, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X16
+	VADDPS        X16, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y16
+	VADDPS        Y16, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X16
+	VADDPS        X16, X11, X11
+	VUNPCKHPD     X9, X8, X16
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X16, X8, X8
+	VUNPCKHPD     X11, X10, X16
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X16, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X16
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X16, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z12, Y16
+	VADDPS        Y16, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X16
+	VADDPS        X16, X12, X12
+	VEXTRACTF64X4 $0x01, Z13, Y16
+	VADDPS        Y16, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X16
+	VADDPS        X16, X13, X13
+	VEXTRACTF64X4 $0x01, Z14, Y16
+	VADDPS        Y16, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X16
+	VADDPS        X16, X14, X14
+	VEXTRACTF64X4 $0x01, Z15, Y16
+	VADDPS        Y16, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X16
+	VADDPS        X16, X15, X15
+	VUNPCKHPD     X13, X12, X16
+	VUNPCKLPD     X13, X12, X12
+	VADDPS        X16, X12, X12
+	VUNPCKHPD     X15, X14, X16
+	VUNPCKLPD     X15, X14, X14
+	VADDPS        X16, X14, X14
+	VSHUFPS       $0xdd, X14, X12, X16
+	VSHUFPS       $0x88, X14, X12, X12
+	VADDPS        X16, X12, X12
+	VMOVUPS       X12, (DX)
+	VZEROUPPER
+	RET
+
+// func dequantBF16AVX512(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, AVX512F
+TEXT ·dequantBF16AVX512(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), AX
+	MOVQ src+8(FP), CX
+	MOVQ blocks+16(FP), DX
+
+loop:
+	VPMOVZXWD (CX), Z3
+	VPSLLD    $0x10, Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VPMOVZXWD 32(CX), Z3
+	VPSLLD    $0x10, Z3, Z3
+	VMOVUPS   Z3, 64(AX)
+	ADDQ      $0x40, CX
+	ADDQ      $0x80, AX
+	DECQ      DX
+	JNZ       loop
+	VZEROUPPER
+	RET
+
+// func dotBF16R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R1T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), BX
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VPMOVZXWD     (AX), Z4
+	VPSLLD        $0x10, Z4, Z4
+	VFMADD231PS   (DX), Z4, Z0
+	VPMOVZXWD     32(AX), Z4
+	VPSLLD        $0x10, Z4, Z4
+	VFMADD231PS   64(DX), Z4, Z0
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          BX
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VUNPCKHPD     X0, X0, X1
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotBF16R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R1T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VPMOVZXWD     (AX), Z5
+	VPSLLD        $0x10, Z5, Z5
+	VFMADD231PS   (DX), Z5, Z0
+	VFMADD231PS   (DX)(BX*1), Z5, Z1
+	VPMOVZXWD     32(AX), Z5
+	VPSLLD        $0x10, Z5, Z5
+	VFMADD231PS   64(DX), Z5, Z0
+	VFMADD231PS   64(DX)(BX*1), Z5, Z1
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPS        Y2, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X2
+	VADDPS        X2, X0, X0
+	VUNPCKHPD     X0, X0, X2
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X2, X0, X0
+	VMOVSHDUP     X0, X2
+	VADDSS        X2, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VADDPS        Y2, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X2
+	VADDPS        X2, X1, X1
+	VUNPCKHPD     X1, X1, X2
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X2, X1, X1
+	VMOVSHDUP     X1, X2
+	VADDSS        X2, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotBF16R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R1T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VPMOVZXWD     (AX), Z6
+	VPSLLD        $0x10, Z6, Z6
+	VFMADD231PS   (DX), Z6, Z0
+	VFMADD231PS   (DX)(BX*1), Z6, Z1
+	VFMADD231PS   (DX)(BX*2), Z6, Z2
+	VPMOVZXWD     32(AX), Z6
+	VPSLLD        $0x10, Z6, Z6
+	VFMADD231PS   64(DX), Z6, Z0
+	VFMADD231PS   64(DX)(BX*1), Z6, Z1
+	VFMADD231PS   64(DX)(BX*2), Z6, Z2
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y3
+	VADDPS        Y3, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X3
+	VADDPS        X3, X0, X0
+	VUNPCKHPD     X0, X0, X3
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X3, X0, X0
+	VMOVSHDUP     X0, X3
+	VADDSS        X3, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y3
+	VADDPS        Y3, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X3
+	VADDPS        X3, X1, X1
+	VUNPCKHPD     X1, X1, X3
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X3, X1, X1
+	VMOVSHDUP     X1, X3
+	VADDSS        X3, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VADDPS        Y3, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X3
+	VADDPS        X3, X2, X2
+	VUNPCKHPD     X2, X2, X3
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X3, X2, X2
+	VMOVSHDUP     X2, X3
+	VADDSS        X3, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotBF16R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R1T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	MOVQ   x+16(FP), DX
+	MOVQ   xstride+24(FP), BX
+	LEAQ   (DX)(BX*2), SI
+	ADDQ   BX, SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	LEAQ   (AX)(CX*1), CX
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+64, CX
+	VPMOVZXWD     (AX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   (DX), Z7, Z0
+	VFMADD231PS   (DX)(BX*1), Z7, Z1
+	VFMADD231PS   (DX)(BX*2), Z7, Z2
+	VFMADD231PS   (SI), Z7, Z3
+	VPMOVZXWD     32(AX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   64(DX), Z7, Z0
+	VFMADD231PS   64(DX)(BX*1), Z7, Z1
+	VFMADD231PS   64(DX)(BX*2), Z7, Z2
+	VFMADD231PS   64(SI), Z7, Z3
+	ADDQ          $0x40, AX
+	ADDQ          $0x80, DX
+	ADDQ          $0x80, SI
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X0, X0, X4
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VUNPCKHPD     X1, X1, X4
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X4, X1, X1
+	VMOVSHDUP     X1, X4
+	VADDSS        X4, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VUNPCKHPD     X2, X2, X4
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X4, X2, X2
+	VMOVSHDUP     X2, X4
+	VADDSS        X4, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X3, X3, X4
+	VUNPCKLPD     X3, X3, X3
+	VADDPS        X4, X3, X3
+	VMOVSHDUP     X3, X4
+	VADDSS        X4, X3, X3
+	VMOVSS        X3, (DX)
+	VZEROUPPER
+	RET
+
+// func dotBF16R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R4T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	LEAQ   (AX)(CX*4), SI
+	MOVQ   blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    64(SI)
+	PREFETCHT0    128(SI)
+	PREFETCHT0    192(SI)
+	ADDQ          $+256, SI
+	VPMOVZXWD     (AX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   (BX), Z7, Z0
+	VPMOVZXWD     32(AX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   64(BX), Z7, Z0
+	VPMOVZXWD     (AX)(CX*1), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   (BX), Z7, Z1
+	VPMOVZXWD     32(AX)(CX*1), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   64(BX), Z7, Z1
+	VPMOVZXWD     (AX)(CX*2), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   (BX), Z7, Z2
+	VPMOVZXWD     32(AX)(CX*2), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   64(BX), Z7, Z2
+	VPMOVZXWD     (DX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   (BX), Z7, Z3
+	VPMOVZXWD     32(DX), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VFMADD231PS   64(BX), Z7, Z3
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X1, X0, X4
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X3, X2, X4
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X4, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X4
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVUPS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotBF16R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R4T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	PREFETCHT0    192(DI)
+	ADDQ          $+256, DI
+	VPMOVZXWD     (AX), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   (BX), Z11, Z0
+	VFMADD231PS   (BX)(SI*1), Z11, Z4
+	VPMOVZXWD     32(AX), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   64(BX), Z11, Z0
+	VFMADD231PS   64(BX)(SI*1), Z11, Z4
+	VPMOVZXWD     (AX)(CX*1), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   (BX), Z11, Z1
+	VFMADD231PS   (BX)(SI*1), Z11, Z5
+	VPMOVZXWD     32(AX)(CX*1), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   64(BX), Z11, Z1
+	VFMADD231PS   64(BX)(SI*1), Z11, Z5
+	VPMOVZXWD     (AX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   (BX), Z11, Z2
+	VFMADD231PS   (BX)(SI*1), Z11, Z6
+	VPMOVZXWD     32(AX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   64(BX), Z11, Z2
+	VFMADD231PS   64(BX)(SI*1), Z11, Z6
+	VPMOVZXWD     (DX), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   (BX), Z11, Z3
+	VFMADD231PS   (BX)(SI*1), Z11, Z7
+	VPMOVZXWD     32(DX), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VFMADD231PS   64(BX), Z11, Z3
+	VFMADD231PS   64(BX)(SI*1), Z11, Z7
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y8
+	VADDPS        Y8, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X8
+	VADDPS        X8, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y8
+	VADDPS        Y8, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X8
+	VADDPS        X8, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VADDPS        Y8, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X8
+	VADDPS        X8, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y8
+	VADDPS        Y8, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X8
+	VADDPS        X8, X3, X3
+	VUNPCKHPD     X1, X0, X8
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X8, X0, X0
+	VUNPCKHPD     X3, X2, X8
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X8, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X8
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X8, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y8
+	VADDPS        Y8, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X8
+	VADDPS        X8, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y8
+	VADDPS        Y8, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X8
+	VADDPS        X8, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y8
+	VADDPS        Y8, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X8
+	VADDPS        X8, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y8
+	VADDPS        Y8, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X8
+	VADDPS        X8, X7, X7
+	VUNPCKHPD     X5, X4, X8
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X8, X4, X4
+	VUNPCKHPD     X7, X6, X8
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X8, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X8
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X8, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotBF16R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R4T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	LEAQ   (AX)(CX*4), DI
+	MOVQ   blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	PREFETCHT0    128(DI)
+	PREFETCHT0    192(DI)
+	ADDQ          $+256, DI
+	VPMOVZXWD     (AX), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   (BX), Z15, Z0
+	VFMADD231PS   (BX)(SI*1), Z15, Z4
+	VFMADD231PS   (BX)(SI*2), Z15, Z8
+	VPMOVZXWD     32(AX), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   64(BX), Z15, Z0
+	VFMADD231PS   64(BX)(SI*1), Z15, Z4
+	VFMADD231PS   64(BX)(SI*2), Z15, Z8
+	VPMOVZXWD     (AX)(CX*1), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   (BX), Z15, Z1
+	VFMADD231PS   (BX)(SI*1), Z15, Z5
+	VFMADD231PS   (BX)(SI*2), Z15, Z9
+	VPMOVZXWD     32(AX)(CX*1), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   64(BX), Z15, Z1
+	VFMADD231PS   64(BX)(SI*1), Z15, Z5
+	VFMADD231PS   64(BX)(SI*2), Z15, Z9
+	VPMOVZXWD     (AX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   (BX), Z15, Z2
+	VFMADD231PS   (BX)(SI*1), Z15, Z6
+	VFMADD231PS   (BX)(SI*2), Z15, Z10
+	VPMOVZXWD     32(AX)(CX*2), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   64(BX), Z15, Z2
+	VFMADD231PS   64(BX)(SI*1), Z15, Z6
+	VFMADD231PS   64(BX)(SI*2), Z15, Z10
+	VPMOVZXWD     (DX), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   (BX), Z15, Z3
+	VFMADD231PS   (BX)(SI*1), Z15, Z7
+	VFMADD231PS   (BX)(SI*2), Z15, Z11
+	VPMOVZXWD     32(DX), Z15
+	VPSLLD        $0x10, Z15, Z15
+	VFMADD231PS   64(BX), Z15, Z3
+	VFMADD231PS   64(BX)(SI*1), Z15, Z7
+	VFMADD231PS   64(BX)(SI*2), Z15, Z11
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y12
+	VADDPS        Y12, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X12
+	VADDPS        X12, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y12
+	VADDPS        Y12, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X12
+	VADDPS        X12, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y12
+	VADDPS        Y12, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X12
+	VADDPS        X12, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y12
+	VADDPS        Y12, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X12
+	VADDPS        X12, X3, X3
+	VUNPCKHPD     X1, X0, X12
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X12, X0, X0
+	VUNPCKHPD     X3, X2, X12
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X12, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X12
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X12, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y12
+	VADDPS        Y12, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X12
+	VADDPS        X12, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y12
+	VADDPS        Y12, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X12
+	VADDPS        X12, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y12
+	VADDPS        Y12, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X12
+	VADDPS        X12, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y12
+	VADDPS        Y12, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X12
+	VADDPS        X12, X7, X7
+	VUNPCKHPD     X5, X4, X12
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X12, X4, X4
+	VUNPCKHPD     X7, X6, X12
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X12, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X12
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X12, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y12
+	VADDPS        Y12, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X12
+	VADDPS        X12, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y12
+	VADDPS        Y12, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X12
+	VADDPS        X12, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y12
+	VADDPS        Y12, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X12
+	VADDPS        X12, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y12
+	VADDPS        Y12, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X12
+	VADDPS        X12, X11, X11
+	VUNPCKHPD     X9, X8, X12
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X12, X8, X8
+	VUNPCKHPD     X11, X10, X12
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X12, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X12
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X12, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotBF16R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX512F, AVX512VL, MMX+
+TEXT ·dotBF16R4T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ   w+0(FP), AX
+	MOVQ   wstride+8(FP), CX
+	LEAQ   (AX)(CX*2), DX
+	ADDQ   CX, DX
+	MOVQ   x+16(FP), BX
+	MOVQ   xstride+24(FP), SI
+	LEAQ   (BX)(SI*2), DI
+	ADDQ   SI, DI
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	LEAQ   (AX)(CX*4), R8
+	MOVQ   blocks+48(FP), R9
+
+loop:
+	PREFETCHT0    (R8)
+	PREFETCHT0    64(R8)
+	PREFETCHT0    128(R8)
+	PREFETCHT0    192(R8)
+	ADDQ          $+256, R8
+	VPMOVZXWD     (AX), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   (BX), Z19, Z0
+	VFMADD231PS   (BX)(SI*1), Z19, Z4
+	VFMADD231PS   (BX)(SI*2), Z19, Z8
+	VFMADD231PS   (DI), Z19, Z12
+	VPMOVZXWD     32(AX), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   64(BX), Z19, Z0
+	VFMADD231PS   64(BX)(SI*1), Z19, Z4
+	VFMADD231PS   64(BX)(SI*2), Z19, Z8
+	VFMADD231PS   64(DI), Z19, Z12
+	VPMOVZXWD     (AX)(CX*1), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   (BX), Z19, Z1
+	VFMADD231PS   (BX)(SI*1), Z19, Z5
+	VFMADD231PS   (BX)(SI*2), Z19, Z9
+	VFMADD231PS   (DI), Z19, Z13
+	VPMOVZXWD     32(AX)(CX*1), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   64(BX), Z19, Z1
+	VFMADD231PS   64(BX)(SI*1), Z19, Z5
+	VFMADD231PS   64(BX)(SI*2), Z19, Z9
+	VFMADD231PS   64(DI), Z19, Z13
+	VPMOVZXWD     (AX)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   (BX), Z19, Z2
+	VFMADD231PS   (BX)(SI*1), Z19, Z6
+	VFMADD231PS   (BX)(SI*2), Z19, Z10
+	VFMADD231PS   (DI), Z19, Z14
+	VPMOVZXWD     32(AX)(CX*2), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   64(BX), Z19, Z2
+	VFMADD231PS   64(BX)(SI*1), Z19, Z6
+	VFMADD231PS   64(BX)(SI*2), Z19, Z10
+	VFMADD231PS   64(DI), Z19, Z14
+	VPMOVZXWD     (DX), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   (BX), Z19, Z3
+	VFMADD231PS   (BX)(SI*1), Z19, Z7
+	VFMADD231PS   (BX)(SI*2), Z19, Z11
+	VFMADD231PS   (DI), Z19, Z15
+	VPMOVZXWD     32(DX), Z19
+	VPSLLD        $0x10, Z19, Z19
+	VFMADD231PS   64(BX), Z19, Z3
+	VFMADD231PS   64(BX)(SI*1), Z19, Z7
+	VFMADD231PS   64(BX)(SI*2), Z19, Z11
+	VFMADD231PS   64(DI), Z19, Z15
+	ADDQ          $0x40, AX
+	ADDQ          $0x40, DX
+	ADDQ          $0x80, BX
+	ADDQ          $0x80, DI
+	DECQ          R9
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y16
+	VADDPS        Y16, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X16
+	VADDPS        X16, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y16
+	VADDPS        Y16, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X16
+	VADDPS        X16, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y16
+	VADDPS        Y16, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X16
+	VADDPS        X16, X3, X3
+	VUNPCKHPD     X1, X0, X16
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X16, X0, X0
+	VUNPCKHPD     X3, X2, X16
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X16, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X16
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X16, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y16
+	VADDPS        Y16, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X16
+	VADDPS        X16, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y16
+	VADDPS        Y16, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X16
+	VADDPS        X16, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y16
+	VADDPS        Y16, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X16
+	VADDPS        X16, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y16
+	VADDPS        Y16, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X16
+	VADDPS        X16, X7, X7
+	VUNPCKHPD     X5, X4, X16
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X16, X4, X4
+	VUNPCKHPD     X7, X6, X16
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X16, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X16
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X16, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y16
+	VADDPS        Y16, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X16
+	VADDPS        X16, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y16
+	VADDPS        Y16, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X16
+	VADDPS        X16, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y16
+	VADDPS        Y16, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X16
+	VADDPS        X16, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y16
+	VADDPS        Y16, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X16
+	VADDPS        X16, X11, X11
+	VUNPCKHPD     X9, X8, X16
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X16, X8, X8
+	VUNPCKHPD     X11, X10, X16
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X16, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X16
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X16, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z12, Y16
+	VADDPS        Y16, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X16
+	VADDPS        X16, X12, X12
+	VEXTRACTF64X4 $0x01, Z13, Y16
+	VADDPS        Y16, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X16
+	VADDPS        X16, X13, X13
+	VEXTRACTF64X4 $0x01, Z14, Y16
+	VADDPS        Y16, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X16
+	VADDPS        X16, X14, X14
+	VEXTRACTF64X4 $0x01, Z15, Y16
+	VADDPS        Y16, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X16
+	VADDPS        X16, X15, X15
+	VUNPCKHPD     X13, X12, X16
+	VUNPCKLPD     X13, X12, X12
+	VADDPS        X16, X12, X12
+	VUNPCKHPD     X15, X14, X16
+	VUNPCKLPD     X15, X14, X14
+	VADDPS        X16, X14, X14
+	VSHUFPS       $0xdd, X14, X12, X16
+	VSHUFPS       $0x88, X14, X12, X12
+	VADDPS        X16, X12, X12
+	VMOVUPS       X12, (DX)
+	VZEROUPPER
+	RET
+
+// func dequantQ40AVX512(dst *float32, src *byte, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·dequantQ40AVX512(SB), NOSPLIT, $0-24
+	MOVQ    dst+0(FP), AX
+	MOVQ    src+8(FP), CX
+	VMOVUPS levels16<>+0(SB), Z0
+	MOVQ    blocks+16(FP), DX
+
+loop:
+	VPBROADCASTW (CX), Y1
+	VCVTPH2PS    Y1, Z1
+	VMULPS       Z0, Z1, Z1
+	VPMOVZXBD    2(CX), Z4
+	VPERMPS      Z1, Z4, Z3
+	VMOVUPS      Z3, (AX)
+	VPSRLD       $0x04, Z4, Z4
+	VPERMPS      Z1, Z4, Z3
+	VMOVUPS      Z3, 64(AX)
+	ADDQ         $0x12, CX
+	ADDQ         $0x80, AX
+	DECQ         DX
+	JNZ          loop
+	VZEROUPPER
+	RET
+
+DATA levels16<>+0(SB)/4, $0xc1000000
+DATA levels16<>+4(SB)/4, $0xc0e00000
+DATA levels16<>+8(SB)/4, $0xc0c00000
+DATA levels16<>+12(SB)/4, $0xc0a00000
+DATA levels16<>+16(SB)/4, $0xc0800000
+DATA levels16<>+20(SB)/4, $0xc0400000
+DATA levels16<>+24(SB)/4, $0xc0000000
+DATA levels16<>+28(SB)/4, $0xbf800000
+DATA levels16<>+32(SB)/4, $0x00000000
+DATA levels16<>+36(SB)/4, $0x3f800000
+DATA levels16<>+40(SB)/4, $0x40000000
+DATA levels16<>+44(SB)/4, $0x40400000
+DATA levels16<>+48(SB)/4, $0x40800000
+DATA levels16<>+52(SB)/4, $0x40a00000
+DATA levels16<>+56(SB)/4, $0x40c00000
+DATA levels16<>+60(SB)/4, $0x40e00000
+GLOBL levels16<>(SB), RODATA|NOPTR, $64
+
+// func dotQ40R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R1T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	VPXORD  Z0, Z0, Z0
+	VMOVUPS levels16<>+0(SB), Z1
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), BX
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+18, CX
+	VPBROADCASTW  (AX), Y2
+	VCVTPH2PS     Y2, Z2
+	VMULPS        Z1, Z2, Z2
+	VPMOVZXBD     2(AX), Z5
+	VPERMPS       Z2, Z5, Z4
+	VFMADD231PS   (DX), Z4, Z0
+	VPSRLD        $0x04, Z5, Z5
+	VPERMPS       Z2, Z5, Z4
+	VFMADD231PS   64(DX), Z4, Z0
+	ADDQ          $0x12, AX
+	ADDQ          $0x80, DX
+	DECQ          BX
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPS        Y1, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X1
+	VADDPS        X1, X0, X0
+	VUNPCKHPD     X0, X0, X1
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X1, X0, X0
+	VMOVSHDUP     X0, X1
+	VADDSS        X1, X0, X0
+	VMOVSS        X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotQ40R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R1T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VMOVUPS levels16<>+0(SB), Z2
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+18, CX
+	VPBROADCASTW  (AX), Y3
+	VCVTPH2PS     Y3, Z3
+	VMULPS        Z2, Z3, Z3
+	VPMOVZXBD     2(AX), Z6
+	VPERMPS       Z3, Z6, Z5
+	VFMADD231PS   (DX), Z5, Z0
+	VFMADD231PS   (DX)(BX*1), Z5, Z1
+	VPSRLD        $0x04, Z6, Z6
+	VPERMPS       Z3, Z6, Z5
+	VFMADD231PS   64(DX), Z5, Z0
+	VFMADD231PS   64(DX)(BX*1), Z5, Z1
+	ADDQ          $0x12, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPS        Y2, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X2
+	VADDPS        X2, X0, X0
+	VUNPCKHPD     X0, X0, X2
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X2, X0, X0
+	VMOVSHDUP     X0, X2
+	VADDSS        X2, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VADDPS        Y2, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X2
+	VADDPS        X2, X1, X1
+	VUNPCKHPD     X1, X1, X2
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X2, X1, X1
+	VMOVSHDUP     X1, X2
+	VADDSS        X2, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotQ40R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R1T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VMOVUPS levels16<>+0(SB), Z3
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), SI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+18, CX
+	VPBROADCASTW  (AX), Y4
+	VCVTPH2PS     Y4, Z4
+	VMULPS        Z3, Z4, Z4
+	VPMOVZXBD     2(AX), Z7
+	VPERMPS       Z4, Z7, Z6
+	VFMADD231PS   (DX), Z6, Z0
+	VFMADD231PS   (DX)(BX*1), Z6, Z1
+	VFMADD231PS   (DX)(BX*2), Z6, Z2
+	VPSRLD        $0x04, Z7, Z7
+	VPERMPS       Z4, Z7, Z6
+	VFMADD231PS   64(DX), Z6, Z0
+	VFMADD231PS   64(DX)(BX*1), Z6, Z1
+	VFMADD231PS   64(DX)(BX*2), Z6, Z2
+	ADDQ          $0x12, AX
+	ADDQ          $0x80, DX
+	DECQ          SI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y3
+	VADDPS        Y3, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X3
+	VADDPS        X3, X0, X0
+	VUNPCKHPD     X0, X0, X3
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X3, X0, X0
+	VMOVSHDUP     X0, X3
+	VADDSS        X3, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y3
+	VADDPS        Y3, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X3
+	VADDPS        X3, X1, X1
+	VUNPCKHPD     X1, X1, X3
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X3, X1, X1
+	VMOVSHDUP     X1, X3
+	VADDSS        X3, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VADDPS        Y3, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X3
+	VADDPS        X3, X2, X2
+	VUNPCKHPD     X2, X2, X3
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X3, X2, X2
+	VMOVSHDUP     X2, X3
+	VADDSS        X3, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotQ40R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R1T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	MOVQ    x+16(FP), DX
+	MOVQ    xstride+24(FP), BX
+	LEAQ    (DX)(BX*2), SI
+	ADDQ    BX, SI
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VMOVUPS levels16<>+0(SB), Z4
+	LEAQ    (AX)(CX*1), CX
+	MOVQ    blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (CX)
+	ADDQ          $+18, CX
+	VPBROADCASTW  (AX), Y5
+	VCVTPH2PS     Y5, Z5
+	VMULPS        Z4, Z5, Z5
+	VPMOVZXBD     2(AX), Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   (DX), Z7, Z0
+	VFMADD231PS   (DX)(BX*1), Z7, Z1
+	VFMADD231PS   (DX)(BX*2), Z7, Z2
+	VFMADD231PS   (SI), Z7, Z3
+	VPSRLD        $0x04, Z8, Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   64(DX), Z7, Z0
+	VFMADD231PS   64(DX)(BX*1), Z7, Z1
+	VFMADD231PS   64(DX)(BX*2), Z7, Z2
+	VFMADD231PS   64(SI), Z7, Z3
+	ADDQ          $0x12, AX
+	ADDQ          $0x80, DX
+	ADDQ          $0x80, SI
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X0, X0, X4
+	VUNPCKLPD     X0, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVSHDUP     X0, X4
+	VADDSS        X4, X0, X0
+	VMOVSS        X0, (AX)
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VUNPCKHPD     X1, X1, X4
+	VUNPCKLPD     X1, X1, X1
+	VADDPS        X4, X1, X1
+	VMOVSHDUP     X1, X4
+	VADDSS        X4, X1, X1
+	VMOVSS        X1, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VUNPCKHPD     X2, X2, X4
+	VUNPCKLPD     X2, X2, X2
+	VADDPS        X4, X2, X2
+	VMOVSHDUP     X2, X4
+	VADDSS        X4, X2, X2
+	VMOVSS        X2, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X3, X3, X4
+	VUNPCKLPD     X3, X3, X3
+	VADDPS        X4, X3, X3
+	VMOVSHDUP     X3, X4
+	VADDSS        X4, X3, X3
+	VMOVSS        X3, (DX)
+	VZEROUPPER
+	RET
+
+// func dotQ40R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R4T1AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    x+16(FP), BX
+	MOVQ    xstride+24(FP), SI
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VMOVUPS levels16<>+0(SB), Z4
+	LEAQ    (AX)(CX*4), SI
+	MOVQ    blocks+48(FP), DI
+
+loop:
+	PREFETCHT0    (SI)
+	PREFETCHT0    64(SI)
+	ADDQ          $+72, SI
+	VPBROADCASTW  (AX), Y5
+	VCVTPH2PS     Y5, Z5
+	VMULPS        Z4, Z5, Z5
+	VPMOVZXBD     2(AX), Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   (BX), Z7, Z0
+	VPSRLD        $0x04, Z8, Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   64(BX), Z7, Z0
+	VPBROADCASTW  (AX)(CX*1), Y5
+	VCVTPH2PS     Y5, Z5
+	VMULPS        Z4, Z5, Z5
+	VPMOVZXBD     2(AX)(CX*1), Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   (BX), Z7, Z1
+	VPSRLD        $0x04, Z8, Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   64(BX), Z7, Z1
+	VPBROADCASTW  (AX)(CX*2), Y5
+	VCVTPH2PS     Y5, Z5
+	VMULPS        Z4, Z5, Z5
+	VPMOVZXBD     2(AX)(CX*2), Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   (BX), Z7, Z2
+	VPSRLD        $0x04, Z8, Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   64(BX), Z7, Z2
+	VPBROADCASTW  (DX), Y5
+	VCVTPH2PS     Y5, Z5
+	VMULPS        Z4, Z5, Z5
+	VPMOVZXBD     2(DX), Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   (BX), Z7, Z3
+	VPSRLD        $0x04, Z8, Z8
+	VPERMPS       Z5, Z8, Z7
+	VFMADD231PS   64(BX), Z7, Z3
+	ADDQ          $0x12, AX
+	ADDQ          $0x12, DX
+	ADDQ          $0x80, BX
+	DECQ          DI
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y4
+	VADDPS        Y4, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X4
+	VADDPS        X4, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y4
+	VADDPS        Y4, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X4
+	VADDPS        X4, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y4
+	VADDPS        Y4, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X4
+	VADDPS        X4, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y4
+	VADDPS        Y4, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X4
+	VADDPS        X4, X3, X3
+	VUNPCKHPD     X1, X0, X4
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X4, X0, X0
+	VUNPCKHPD     X3, X2, X4
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X4, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X4
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X4, X0, X0
+	VMOVUPS       X0, (AX)
+	VZEROUPPER
+	RET
+
+// func dotQ40R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R4T2AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    x+16(FP), BX
+	MOVQ    xstride+24(FP), SI
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VMOVUPS levels16<>+0(SB), Z8
+	LEAQ    (AX)(CX*4), DI
+	MOVQ    blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	ADDQ          $+72, DI
+	VPBROADCASTW  (AX), Y9
+	VCVTPH2PS     Y9, Z9
+	VMULPS        Z8, Z9, Z9
+	VPMOVZXBD     2(AX), Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   (BX), Z11, Z0
+	VFMADD231PS   (BX)(SI*1), Z11, Z4
+	VPSRLD        $0x04, Z12, Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   64(BX), Z11, Z0
+	VFMADD231PS   64(BX)(SI*1), Z11, Z4
+	VPBROADCASTW  (AX)(CX*1), Y9
+	VCVTPH2PS     Y9, Z9
+	VMULPS        Z8, Z9, Z9
+	VPMOVZXBD     2(AX)(CX*1), Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   (BX), Z11, Z1
+	VFMADD231PS   (BX)(SI*1), Z11, Z5
+	VPSRLD        $0x04, Z12, Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   64(BX), Z11, Z1
+	VFMADD231PS   64(BX)(SI*1), Z11, Z5
+	VPBROADCASTW  (AX)(CX*2), Y9
+	VCVTPH2PS     Y9, Z9
+	VMULPS        Z8, Z9, Z9
+	VPMOVZXBD     2(AX)(CX*2), Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   (BX), Z11, Z2
+	VFMADD231PS   (BX)(SI*1), Z11, Z6
+	VPSRLD        $0x04, Z12, Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   64(BX), Z11, Z2
+	VFMADD231PS   64(BX)(SI*1), Z11, Z6
+	VPBROADCASTW  (DX), Y9
+	VCVTPH2PS     Y9, Z9
+	VMULPS        Z8, Z9, Z9
+	VPMOVZXBD     2(DX), Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   (BX), Z11, Z3
+	VFMADD231PS   (BX)(SI*1), Z11, Z7
+	VPSRLD        $0x04, Z12, Z12
+	VPERMPS       Z9, Z12, Z11
+	VFMADD231PS   64(BX), Z11, Z3
+	VFMADD231PS   64(BX)(SI*1), Z11, Z7
+	ADDQ          $0x12, AX
+	ADDQ          $0x12, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y8
+	VADDPS        Y8, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X8
+	VADDPS        X8, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y8
+	VADDPS        Y8, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X8
+	VADDPS        X8, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VADDPS        Y8, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X8
+	VADDPS        X8, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y8
+	VADDPS        Y8, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X8
+	VADDPS        X8, X3, X3
+	VUNPCKHPD     X1, X0, X8
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X8, X0, X0
+	VUNPCKHPD     X3, X2, X8
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X8, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X8
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X8, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y8
+	VADDPS        Y8, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X8
+	VADDPS        X8, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y8
+	VADDPS        Y8, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X8
+	VADDPS        X8, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y8
+	VADDPS        Y8, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X8
+	VADDPS        X8, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y8
+	VADDPS        Y8, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X8
+	VADDPS        X8, X7, X7
+	VUNPCKHPD     X5, X4, X8
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X8, X4, X4
+	VUNPCKHPD     X7, X6, X8
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X8, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X8
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X8, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VZEROUPPER
+	RET
+
+// func dotQ40R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R4T3AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    x+16(FP), BX
+	MOVQ    xstride+24(FP), SI
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VMOVUPS levels16<>+0(SB), Z12
+	LEAQ    (AX)(CX*4), DI
+	MOVQ    blocks+48(FP), R8
+
+loop:
+	PREFETCHT0    (DI)
+	PREFETCHT0    64(DI)
+	ADDQ          $+72, DI
+	VPBROADCASTW  (AX), Y13
+	VCVTPH2PS     Y13, Z13
+	VMULPS        Z12, Z13, Z13
+	VPMOVZXBD     2(AX), Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   (BX), Z15, Z0
+	VFMADD231PS   (BX)(SI*1), Z15, Z4
+	VFMADD231PS   (BX)(SI*2), Z15, Z8
+	VPSRLD        $0x04, Z16, Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   64(BX), Z15, Z0
+	VFMADD231PS   64(BX)(SI*1), Z15, Z4
+	VFMADD231PS   64(BX)(SI*2), Z15, Z8
+	VPBROADCASTW  (AX)(CX*1), Y13
+	VCVTPH2PS     Y13, Z13
+	VMULPS        Z12, Z13, Z13
+	VPMOVZXBD     2(AX)(CX*1), Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   (BX), Z15, Z1
+	VFMADD231PS   (BX)(SI*1), Z15, Z5
+	VFMADD231PS   (BX)(SI*2), Z15, Z9
+	VPSRLD        $0x04, Z16, Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   64(BX), Z15, Z1
+	VFMADD231PS   64(BX)(SI*1), Z15, Z5
+	VFMADD231PS   64(BX)(SI*2), Z15, Z9
+	VPBROADCASTW  (AX)(CX*2), Y13
+	VCVTPH2PS     Y13, Z13
+	VMULPS        Z12, Z13, Z13
+	VPMOVZXBD     2(AX)(CX*2), Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   (BX), Z15, Z2
+	VFMADD231PS   (BX)(SI*1), Z15, Z6
+	VFMADD231PS   (BX)(SI*2), Z15, Z10
+	VPSRLD        $0x04, Z16, Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   64(BX), Z15, Z2
+	VFMADD231PS   64(BX)(SI*1), Z15, Z6
+	VFMADD231PS   64(BX)(SI*2), Z15, Z10
+	VPBROADCASTW  (DX), Y13
+	VCVTPH2PS     Y13, Z13
+	VMULPS        Z12, Z13, Z13
+	VPMOVZXBD     2(DX), Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   (BX), Z15, Z3
+	VFMADD231PS   (BX)(SI*1), Z15, Z7
+	VFMADD231PS   (BX)(SI*2), Z15, Z11
+	VPSRLD        $0x04, Z16, Z16
+	VPERMPS       Z13, Z16, Z15
+	VFMADD231PS   64(BX), Z15, Z3
+	VFMADD231PS   64(BX)(SI*1), Z15, Z7
+	VFMADD231PS   64(BX)(SI*2), Z15, Z11
+	ADDQ          $0x12, AX
+	ADDQ          $0x12, DX
+	ADDQ          $0x80, BX
+	DECQ          R8
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	VEXTRACTF64X4 $0x01, Z0, Y12
+	VADDPS        Y12, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X12
+	VADDPS        X12, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y12
+	VADDPS        Y12, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X12
+	VADDPS        X12, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y12
+	VADDPS        Y12, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X12
+	VADDPS        X12, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y12
+	VADDPS        Y12, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X12
+	VADDPS        X12, X3, X3
+	VUNPCKHPD     X1, X0, X12
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X12, X0, X0
+	VUNPCKHPD     X3, X2, X12
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X12, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X12
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X12, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y12
+	VADDPS        Y12, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X12
+	VADDPS        X12, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y12
+	VADDPS        Y12, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X12
+	VADDPS        X12, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y12
+	VADDPS        Y12, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X12
+	VADDPS        X12, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y12
+	VADDPS        Y12, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X12
+	VADDPS        X12, X7, X7
+	VUNPCKHPD     X5, X4, X12
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X12, X4, X4
+	VUNPCKHPD     X7, X6, X12
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X12, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X12
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X12, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y12
+	VADDPS        Y12, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X12
+	VADDPS        X12, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y12
+	VADDPS        Y12, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X12
+	VADDPS        X12, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y12
+	VADDPS        Y12, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X12
+	VADDPS        X12, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y12
+	VADDPS        Y12, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X12
+	VADDPS        X12, X11, X11
+	VUNPCKHPD     X9, X8, X12
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X12, X8, X8
+	VUNPCKHPD     X11, X10, X12
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X12, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X12
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X12, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VZEROUPPER
+	RET
+
+// func dotQ40R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+// Requires: AVX, AVX2, AVX512F, AVX512VL, MMX+
+TEXT ·dotQ40R4T4AVX512(SB), NOSPLIT, $0-56
+	MOVQ    w+0(FP), AX
+	MOVQ    wstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    x+16(FP), BX
+	MOVQ    xstride+24(FP), SI
+	LEAQ    (BX)(SI*2), DI
+	ADDQ    SI, DI
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+	VMOVUPS levels16<>+0(SB), Z16
+	LEAQ    (AX)(CX*4), R8
+	MOVQ    blocks+48(FP), R9
+
+loop:
+	PREFETCHT0    (R8)
+	PREFETCHT0    64(R8)
+	ADDQ          $+72, R8
+	VPBROADCASTW  (AX), Y17
+	VCVTPH2PS     Y17, Z17
+	VMULPS        Z16, Z17, Z17
+	VPMOVZXBD     2(AX), Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   (BX), Z19, Z0
+	VFMADD231PS   (BX)(SI*1), Z19, Z4
+	VFMADD231PS   (BX)(SI*2), Z19, Z8
+	VFMADD231PS   (DI), Z19, Z12
+	VPSRLD        $0x04, Z20, Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   64(BX), Z19, Z0
+	VFMADD231PS   64(BX)(SI*1), Z19, Z4
+	VFMADD231PS   64(BX)(SI*2), Z19, Z8
+	VFMADD231PS   64(DI), Z19, Z12
+	VPBROADCASTW  (AX)(CX*1), Y17
+	VCVTPH2PS     Y17, Z17
+	VMULPS        Z16, Z17, Z17
+	VPMOVZXBD     2(AX)(CX*1), Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   (BX), Z19, Z1
+	VFMADD231PS   (BX)(SI*1), Z19, Z5
+	VFMADD231PS   (BX)(SI*2), Z19, Z9
+	VFMADD231PS   (DI), Z19, Z13
+	VPSRLD        $0x04, Z20, Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   64(BX), Z19, Z1
+	VFMADD231PS   64(BX)(SI*1), Z19, Z5
+	VFMADD231PS   64(BX)(SI*2), Z19, Z9
+	VFMADD231PS   64(DI), Z19, Z13
+	VPBROADCASTW  (AX)(CX*2), Y17
+	VCVTPH2PS     Y17, Z17
+	VMULPS        Z16, Z17, Z17
+	VPMOVZXBD     2(AX)(CX*2), Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   (BX), Z19, Z2
+	VFMADD231PS   (BX)(SI*1), Z19, Z6
+	VFMADD231PS   (BX)(SI*2), Z19, Z10
+	VFMADD231PS   (DI), Z19, Z14
+	VPSRLD        $0x04, Z20, Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   64(BX), Z19, Z2
+	VFMADD231PS   64(BX)(SI*1), Z19, Z6
+	VFMADD231PS   64(BX)(SI*2), Z19, Z10
+	VFMADD231PS   64(DI), Z19, Z14
+	VPBROADCASTW  (DX), Y17
+	VCVTPH2PS     Y17, Z17
+	VMULPS        Z16, Z17, Z17
+	VPMOVZXBD     2(DX), Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   (BX), Z19, Z3
+	VFMADD231PS   (BX)(SI*1), Z19, Z7
+	VFMADD231PS   (BX)(SI*2), Z19, Z11
+	VFMADD231PS   (DI), Z19, Z15
+	VPSRLD        $0x04, Z20, Z20
+	VPERMPS       Z17, Z20, Z19
+	VFMADD231PS   64(BX), Z19, Z3
+	VFMADD231PS   64(BX)(SI*1), Z19, Z7
+	VFMADD231PS   64(BX)(SI*2), Z19, Z11
+	VFMADD231PS   64(DI), Z19, Z15
+	ADDQ          $0x12, AX
+	ADDQ          $0x12, DX
+	ADDQ          $0x80, BX
+	ADDQ          $0x80, DI
+	DECQ          R9
+	JNZ           loop
+	MOVQ          out+32(FP), AX
+	MOVQ          ostride+40(FP), CX
+	LEAQ          (AX)(CX*2), DX
+	ADDQ          CX, DX
+	VEXTRACTF64X4 $0x01, Z0, Y16
+	VADDPS        Y16, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X16
+	VADDPS        X16, X0, X0
+	VEXTRACTF64X4 $0x01, Z1, Y16
+	VADDPS        Y16, Y1, Y1
+	VEXTRACTF32X4 $0x01, Y1, X16
+	VADDPS        X16, X1, X1
+	VEXTRACTF64X4 $0x01, Z2, Y16
+	VADDPS        Y16, Y2, Y2
+	VEXTRACTF32X4 $0x01, Y2, X16
+	VADDPS        X16, X2, X2
+	VEXTRACTF64X4 $0x01, Z3, Y16
+	VADDPS        Y16, Y3, Y3
+	VEXTRACTF32X4 $0x01, Y3, X16
+	VADDPS        X16, X3, X3
+	VUNPCKHPD     X1, X0, X16
+	VUNPCKLPD     X1, X0, X0
+	VADDPS        X16, X0, X0
+	VUNPCKHPD     X3, X2, X16
+	VUNPCKLPD     X3, X2, X2
+	VADDPS        X16, X2, X2
+	VSHUFPS       $0xdd, X2, X0, X16
+	VSHUFPS       $0x88, X2, X0, X0
+	VADDPS        X16, X0, X0
+	VMOVUPS       X0, (AX)
+	VEXTRACTF64X4 $0x01, Z4, Y16
+	VADDPS        Y16, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X16
+	VADDPS        X16, X4, X4
+	VEXTRACTF64X4 $0x01, Z5, Y16
+	VADDPS        Y16, Y5, Y5
+	VEXTRACTF32X4 $0x01, Y5, X16
+	VADDPS        X16, X5, X5
+	VEXTRACTF64X4 $0x01, Z6, Y16
+	VADDPS        Y16, Y6, Y6
+	VEXTRACTF32X4 $0x01, Y6, X16
+	VADDPS        X16, X6, X6
+	VEXTRACTF64X4 $0x01, Z7, Y16
+	VADDPS        Y16, Y7, Y7
+	VEXTRACTF32X4 $0x01, Y7, X16
+	VADDPS        X16, X7, X7
+	VUNPCKHPD     X5, X4, X16
+	VUNPCKLPD     X5, X4, X4
+	VADDPS        X16, X4, X4
+	VUNPCKHPD     X7, X6, X16
+	VUNPCKLPD     X7, X6, X6
+	VADDPS        X16, X6, X6
+	VSHUFPS       $0xdd, X6, X4, X16
+	VSHUFPS       $0x88, X6, X4, X4
+	VADDPS        X16, X4, X4
+	VMOVUPS       X4, (AX)(CX*1)
+	VEXTRACTF64X4 $0x01, Z8, Y16
+	VADDPS        Y16, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X16
+	VADDPS        X16, X8, X8
+	VEXTRACTF64X4 $0x01, Z9, Y16
+	VADDPS        Y16, Y9, Y9
+	VEXTRACTF32X4 $0x01, Y9, X16
+	VADDPS        X16, X9, X9
+	VEXTRACTF64X4 $0x01, Z10, Y16
+	VADDPS        Y16, Y10, Y10
+	VEXTRACTF32X4 $0x01, Y10, X16
+	VADDPS        X16, X10, X10
+	VEXTRACTF64X4 $0x01, Z11, Y16
+	VADDPS        Y16, Y11, Y11
+	VEXTRACTF32X4 $0x01, Y11, X16
+	VADDPS        X16, X11, X11
+	VUNPCKHPD     X9, X8, X16
+	VUNPCKLPD     X9, X8, X8
+	VADDPS        X16, X8, X8
+	VUNPCKHPD     X11, X10, X16
+	VUNPCKLPD     X11, X10, X10
+	VADDPS        X16, X10, X10
+	VSHUFPS       $0xdd, X10, X8, X16
+	VSHUFPS       $0x88, X10, X8, X8
+	VADDPS        X16, X8, X8
+	VMOVUPS       X8, (AX)(CX*2)
+	VEXTRACTF64X4 $0x01, Z12, Y16
+	VADDPS        Y16, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X16
+	VADDPS        X16, X12, X12
+	VEXTRACTF64X4 $0x01, Z13, Y16
+	VADDPS        Y16, Y13, Y13
+	VEXTRACTF32X4 $0x01, Y13, X16
+	VADDPS        X16, X13, X13
+	VEXTRACTF64X4 $0x01, Z14, Y16
+	VADDPS        Y16, Y14, Y14
+	VEXTRACTF32X4 $0x01, Y14, X16
+	VADDPS        X16, X14, X14
+	VEXTRACTF64X4 $0x01, Z15, Y16
+	VADDPS        Y16, Y15, Y15
+	VEXTRACTF32X4 $0x01, Y15, X16
+	VADDPS        X16, X15, X15
+	VUNPCKHPD     X13, X12, X16
+	VUNPCKLPD     X13, X12, X12
+	VADDPS        X16, X12, X12
+	VUNPCKHPD     X15, X14, X16
+	VUNPCKLPD     X15, X14, X14
+	VADDPS        X16, X14, X14
+	VSHUFPS       $0xdd, X14, X12, X16
+	VSHUFPS       $0x88, X14, X12, X12
+	VADDPS        X16, X12, X12
+	VMOVUPS       X12, (DX)
+	VZEROUPPER
+	RET
+
 // func dequantQ41AVX512(dst *float32, src *byte, blocks uintptr)
 // Requires: AVX, AVX2, AVX512F
 TEXT ·dequantQ41AVX512(SB), NOSPLIT, $0-24
@@ -3045,7 +6173,7 @@ TEXT ·dotQ41R1T1AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x14, CX
+	ADDQ          $+20, CX
 	VPBROADCASTW  (AX), Y2
 	VCVTPH2PS     Y2, Z2
 	VPBROADCASTW  2(AX), Y3
@@ -3091,7 +6219,7 @@ TEXT ·dotQ41R1T2AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x14, CX
+	ADDQ          $+20, CX
 	VPBROADCASTW  (AX), Y3
 	VCVTPH2PS     Y3, Z3
 	VPBROADCASTW  2(AX), Y4
@@ -3150,7 +6278,7 @@ TEXT ·dotQ41R1T3AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x14, CX
+	ADDQ          $+20, CX
 	VPBROADCASTW  (AX), Y4
 	VCVTPH2PS     Y4, Z4
 	VPBROADCASTW  2(AX), Y5
@@ -3224,7 +6352,7 @@ TEXT ·dotQ41R1T4AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x14, CX
+	ADDQ          $+20, CX
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPBROADCASTW  2(AX), Y6
@@ -3314,7 +6442,7 @@ TEXT ·dotQ41R4T1AVX512(SB), NOSPLIT, $0-56
 loop:
 	PREFETCHT0    (SI)
 	PREFETCHT0    64(SI)
-	ADDQ          $0x50, SI
+	ADDQ          $+80, SI
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPBROADCASTW  2(AX), Y6
@@ -3419,7 +6547,7 @@ TEXT ·dotQ41R4T2AVX512(SB), NOSPLIT, $0-56
 loop:
 	PREFETCHT0    (DI)
 	PREFETCHT0    64(DI)
-	ADDQ          $0x50, DI
+	ADDQ          $+80, DI
 	VPBROADCASTW  (AX), Y9
 	VCVTPH2PS     Y9, Z9
 	VPBROADCASTW  2(AX), Y10
@@ -3562,7 +6690,7 @@ TEXT ·dotQ41R4T3AVX512(SB), NOSPLIT, $0-56
 loop:
 	PREFETCHT0    (DI)
 	PREFETCHT0    64(DI)
-	ADDQ          $0x50, DI
+	ADDQ          $+80, DI
 	VPBROADCASTW  (AX), Y13
 	VCVTPH2PS     Y13, Z13
 	VPBROADCASTW  2(AX), Y14
@@ -3745,7 +6873,7 @@ TEXT ·dotQ41R4T4AVX512(SB), NOSPLIT, $0-56
 loop:
 	PREFETCHT0    (R8)
 	PREFETCHT0    64(R8)
-	ADDQ          $0x50, R8
+	ADDQ          $+80, R8
 	VPBROADCASTW  (AX), Y17
 	VCVTPH2PS     Y17, Z17
 	VPBROADCASTW  2(AX), Y18
@@ -3969,7 +7097,7 @@ TEXT ·dotQ80R1T1AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x22, CX
+	ADDQ          $+34, CX
 	VPBROADCASTW  (AX), Y2
 	VCVTPH2PS     Y2, Z2
 	VPMOVSXBD     2(AX), Z4
@@ -4013,7 +7141,7 @@ TEXT ·dotQ80R1T2AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x22, CX
+	ADDQ          $+34, CX
 	VPBROADCASTW  (AX), Y3
 	VCVTPH2PS     Y3, Z3
 	VPMOVSXBD     2(AX), Z5
@@ -4070,7 +7198,7 @@ TEXT ·dotQ80R1T3AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x22, CX
+	ADDQ          $+34, CX
 	VPBROADCASTW  (AX), Y4
 	VCVTPH2PS     Y4, Z4
 	VPMOVSXBD     2(AX), Z6
@@ -4142,7 +7270,7 @@ TEXT ·dotQ80R1T4AVX512(SB), NOSPLIT, $0-56
 
 loop:
 	PREFETCHT0    (CX)
-	ADDQ          $0x22, CX
+	ADDQ          $+34, CX
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPMOVSXBD     2(AX), Z7
@@ -4231,7 +7359,7 @@ loop:
 	PREFETCHT0    (SI)
 	PREFETCHT0    64(SI)
 	PREFETCHT0    128(SI)
-	ADDQ          $0x88, SI
+	ADDQ          $+136, SI
 	VPBROADCASTW  (AX), Y5
 	VCVTPH2PS     Y5, Z5
 	VPMOVSXBD     2(AX), Z7
@@ -4332,7 +7460,7 @@ loop:
 	PREFETCHT0    (DI)
 	PREFETCHT0    64(DI)
 	PREFETCHT0    128(DI)
-	ADDQ          $0x88, DI
+	ADDQ          $+136, DI
 	VPBROADCASTW  (AX), Y9
 	VCVTPH2PS     Y9, Z9
 	VPMOVSXBD     2(AX), Z11
@@ -4471,7 +7599,7 @@ loop:
 	PREFETCHT0    (DI)
 	PREFETCHT0    64(DI)
 	PREFETCHT0    128(DI)
-	ADDQ          $0x88, DI
+	ADDQ          $+136, DI
 	VPBROADCASTW  (AX), Y13
 	VCVTPH2PS     Y13, Z13
 	VPMOVSXBD     2(AX), Z15
@@ -4650,7 +7778,7 @@ loop:
 	PREFETCHT0    (R8)
 	PREFETCHT0    64(R8)
 	PREFETCHT0    128(R8)
-	ADDQ          $0x88, R8
+	ADDQ          $+136, R8
 	VPBROADCASTW  (AX), Y17
 	VCVTPH2PS     Y17, Z17
 	VPMOVSXBD     2(AX), Z19

@@ -18,7 +18,7 @@ type Matrix struct {
 // NewMatrix checks that data holds rows x cols elements of a type that has kernels. data must stay mapped.
 func NewMatrix(t gguf.Type, rows, cols int, data []byte) (Matrix, error) {
 	if !t.Known() {
-		return Matrix{}, fmt.Errorf("type %s has no kernel (F32, Q8_0 and Q4_1 have)", t)
+		return Matrix{}, fmt.Errorf("type %s has no kernel (%s have)", t, gguf.TypeNames)
 	}
 	if rows <= 0 || cols <= 0 || cols%gguf.BlockLen != 0 {
 		return Matrix{}, fmt.Errorf("%d x %d elements: rows must be multiples of %d long", rows, cols, gguf.BlockLen)
@@ -63,7 +63,14 @@ func grow(b *[]float32, n int) []float32 {
 }
 
 func (im *Impl) quant(t gguf.Type) *quantFns {
-	if t == gguf.Q4_1 {
+	switch t {
+	case gguf.F16:
+		return &im.f16
+	case gguf.BF16:
+		return &im.bf16
+	case gguf.Q4_0:
+		return &im.q40
+	case gguf.Q4_1:
 		return &im.q41
 	}
 	return &im.q80

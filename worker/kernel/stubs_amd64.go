@@ -34,6 +34,51 @@ func tileR2T2AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out 
 //go:noescape
 func tileR2T3AVX2(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
 
+// dequantF16AVX2 dequantizes whole blocks.
+//
+//go:noescape
+func dequantF16AVX2(dst *float32, src *byte, blocks uintptr)
+
+// dotF16R1T1AVX2 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotF16R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R4T1AVX2 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotF16R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dequantBF16AVX2 dequantizes whole blocks.
+//
+//go:noescape
+func dequantBF16AVX2(dst *float32, src *byte, blocks uintptr)
+
+// dotBF16R1T1AVX2 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotBF16R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R4T1AVX2 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotBF16R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dequantQ40AVX2 dequantizes whole blocks.
+//
+//go:noescape
+func dequantQ40AVX2(dst *float32, src *byte, blocks uintptr)
+
+// dotQ40R1T1AVX2 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotQ40R1T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R4T1AVX2 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotQ40R4T1AVX2(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
 // dequantQ41AVX2 dequantizes whole blocks.
 //
 //go:noescape
@@ -188,6 +233,141 @@ func tileR4T5AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, ou
 //
 //go:noescape
 func tileR4T6AVX512(w *float32, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, k16 uintptr)
+
+// dequantF16AVX512 dequantizes whole blocks.
+//
+//go:noescape
+func dequantF16AVX512(dst *float32, src *byte, blocks uintptr)
+
+// dotF16R1T1AVX512 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotF16R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R1T2AVX512 multiplies 1 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotF16R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R1T3AVX512 multiplies 1 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotF16R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R1T4AVX512 multiplies 1 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotF16R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R4T1AVX512 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotF16R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R4T2AVX512 multiplies 4 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotF16R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R4T3AVX512 multiplies 4 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotF16R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotF16R4T4AVX512 multiplies 4 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotF16R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dequantBF16AVX512 dequantizes whole blocks.
+//
+//go:noescape
+func dequantBF16AVX512(dst *float32, src *byte, blocks uintptr)
+
+// dotBF16R1T1AVX512 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotBF16R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R1T2AVX512 multiplies 1 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotBF16R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R1T3AVX512 multiplies 1 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotBF16R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R1T4AVX512 multiplies 1 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotBF16R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R4T1AVX512 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotBF16R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R4T2AVX512 multiplies 4 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotBF16R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R4T3AVX512 multiplies 4 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotBF16R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotBF16R4T4AVX512 multiplies 4 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotBF16R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dequantQ40AVX512 dequantizes whole blocks.
+//
+//go:noescape
+func dequantQ40AVX512(dst *float32, src *byte, blocks uintptr)
+
+// dotQ40R1T1AVX512 multiplies 1 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotQ40R1T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R1T2AVX512 multiplies 1 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotQ40R1T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R1T3AVX512 multiplies 1 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotQ40R1T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R1T4AVX512 multiplies 1 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotQ40R1T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R4T1AVX512 multiplies 4 quantized rows of w with 1 rows of x.
+//
+//go:noescape
+func dotQ40R4T1AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R4T2AVX512 multiplies 4 quantized rows of w with 2 rows of x.
+//
+//go:noescape
+func dotQ40R4T2AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R4T3AVX512 multiplies 4 quantized rows of w with 3 rows of x.
+//
+//go:noescape
+func dotQ40R4T3AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
+
+// dotQ40R4T4AVX512 multiplies 4 quantized rows of w with 4 rows of x.
+//
+//go:noescape
+func dotQ40R4T4AVX512(w *byte, wstride uintptr, x *float32, xstride uintptr, out *float32, ostride uintptr, blocks uintptr)
 
 // dequantQ41AVX512 dequantizes whole blocks.
 //

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/headrace/headrace/worker/gguf"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
 
@@ -114,6 +115,45 @@ func TestGoldenQuantized(t *testing.T) {
 	d := compare(t, m, readGolden(t, "smollm2_q4_1.json"), 0.3)
 	if mean := d.sum / float64(d.values); d.worst > 1.5 || mean > 0.15 { // measured: 0.93 and 0.096
 		t.Errorf("log probabilities are off by %g, %g in the mean", d.worst, mean)
+	}
+}
+
+// converted writes the default model with its matrices in another type.
+func converted(t *testing.T, typ gguf.Type) string {
+	t.Helper()
+	f, err := gguf.Open(modelPath(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w, err := f.Convert(typ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), typ.String()+".gguf")
+	if err := w.WriteFile(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// llama.cpp rounds activations to half precision for F16 weights, and to 8 bits for Q4_0.
+func TestGoldenConverted(t *testing.T) {
+	for _, x := range []struct {
+		typ                 gguf.Type
+		file                string
+		margin, worst, mean float64
+	}{
+		{gguf.F16, "smollm2_f16.json", 0.05, 0.03, 0.005}, // measured: 0.013 and 0.0018
+		{gguf.Q4_0, "smollm2_q4_0.json", 0.3, 2, 0.15},    // measured: 1.3 and 0.088
+	} {
+		t.Run(x.typ.String(), func(t *testing.T) {
+			m := load(t, converted(t, x.typ), Options{})
+			d := compare(t, m, readGolden(t, x.file), x.margin)
+			if mean := d.sum / float64(d.values); d.worst > x.worst || mean > x.mean {
+				t.Errorf("log probabilities are off by %g, %g in the mean", d.worst, mean)
+			}
+		})
 	}
 }
 

@@ -112,7 +112,7 @@ func (b *binder) matrix(name string, rows, cols int) kernel.Matrix {
 		return kernel.Matrix{}
 	}
 	if !t.Type.Known() {
-		b.err = fmt.Errorf("tensor %s has type %s, only F32, Q8_0 and Q4_1 are supported", name, t.Type)
+		b.err = fmt.Errorf("tensor %s has type %s, only %s are supported", name, t.Type, gguf.TypeNames)
 		return kernel.Matrix{}
 	}
 	if len(t.Dims) != 2 || t.Cols() != cols || t.Rows() != rows {

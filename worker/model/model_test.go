@@ -130,7 +130,7 @@ func shuffledRun(t *testing.T, m *Model, texts []*text, blockTokens, shards int,
 // The promise that prefill here and decode there rest on: the same bits whatever the chunks, the company, the
 // blocks, the threads and the processor.
 func TestResultsDependOnTheTokensOnly(t *testing.T) {
-	for _, typ := range []gguf.Type{gguf.F32, gguf.Q8_0, gguf.Q4_1} {
+	for _, typ := range gguf.Types {
 		path := tinyFile(t, tinymodel.Options{Seed: 3, DType: typ, Layers: 2})
 		m := load(t, path, Options{Threads: 1})
 		texts := []*text{tokenByToken(t, m, 70, 1), tokenByToken(t, m, 1, 2), tokenByToken(t, m, 33, 3), tokenByToken(t, m, 90, 4)}
@@ -160,7 +160,13 @@ func TestResultsDependOnTheTokensOnlyDefaultModel(t *testing.T) {
 }
 
 func TestDequantizedFileGivesTheSameLogits(t *testing.T) {
-	path := tinyFile(t, tinymodel.Options{Seed: 5, DType: gguf.Q4_1})
+	for _, typ := range gguf.Types[1:] {
+		t.Run(typ.String(), func(t *testing.T) { dequantizedGivesTheSameLogits(t, typ) })
+	}
+}
+
+func dequantizedGivesTheSameLogits(t *testing.T, typ gguf.Type) {
+	path := tinyFile(t, tinymodel.Options{Seed: 5, DType: typ})
 	q := load(t, path, Options{})
 	w, err := q.File().Dequantize()
 	if err != nil {

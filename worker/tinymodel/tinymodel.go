@@ -14,7 +14,7 @@ import (
 // Options of Write. The zero value is a model of seed 0 in F32.
 type Options struct {
 	Seed    uint64
-	DType   gguf.Type // F32, Q8_0 or Q4_1; norms are always F32
+	DType   gguf.Type // any of gguf.Types; norms are always F32
 	Layers  int       // 0: 4
 	Context int       // 0: 4096
 	KVHeads int       // 0: 2; 1, 2 or 4
@@ -48,7 +48,7 @@ var merges = []string{
 // Write writes the model to path. The same options give the same bytes.
 func Write(path string, o Options) error {
 	if !o.DType.Known() {
-		return fmt.Errorf("write tiny model: type %s is not supported (F32, Q8_0 and Q4_1 are)", o.DType)
+		return fmt.Errorf("write tiny model: type %s is not supported (%s are)", o.DType, gguf.TypeNames)
 	}
 	if o.Layers == 0 {
 		o.Layers = 4
@@ -101,7 +101,7 @@ func metadata(w *gguf.Writer, o Options) int {
 	w.SetUint32("llama.attention.head_count_kv", uint32(o.KVHeads))
 	w.SetFloat32("llama.rope.freq_base", 10000)
 	w.SetFloat32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-	w.SetUint32("general.file_type", map[gguf.Type]uint32{gguf.F32: 0, gguf.Q4_1: 3, gguf.Q8_0: 7}[o.DType])
+	w.SetUint32("general.file_type", o.DType.FileType())
 	tokens, types := vocabulary()
 	w.SetUint32("llama.vocab_size", uint32(len(tokens)))
 	w.SetUint32("llama.rope.dimension_count", headDim)

@@ -43,7 +43,7 @@ func newCache(tb testing.TB, m *model.Model, blocks, blockTokens int) *model.Cac
 }
 
 func TestBytesAreFixed(t *testing.T) {
-	for typ, want := range map[gguf.Type]string{gguf.F32: "38498b20d3386b4e", gguf.Q8_0: "f7d57f0c1a2ea882", gguf.Q4_1: "33da4082927b86c2"} {
+	for typ, want := range map[gguf.Type]string{gguf.F32: "38498b20d3386b4e", gguf.Q8_0: "f7d57f0c1a2ea882", gguf.Q4_1: "33da4082927b86c2", gguf.F16: "e02f682938108451", gguf.BF16: "ef500c280ae4ebc0", gguf.Q4_0: "f5527bb4e6bc97f1"} {
 		b, err := os.ReadFile(write(t, Options{Seed: 7, DType: typ}))
 		if err != nil {
 			t.Fatal(err)

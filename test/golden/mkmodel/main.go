@@ -1,5 +1,5 @@
 // Command mkmodel writes the model files that golden.py gives to an independent engine: the default model with every
-// tensor as F32, so that both engines compute with the same weights, and a tiny model from a seed.
+// matrix in another type (as F32, both engines compute with the same weights), and a tiny model from a seed.
 package main
 
 import (
@@ -13,17 +13,15 @@ import (
 
 func main() {
 	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: mkmodel dequantize IN.gguf OUT.gguf\n       mkmodel tiny SEED OUT.gguf")
+		fmt.Fprintln(os.Stderr, "usage: mkmodel F32|F16|BF16|Q8_0|Q4_0|Q4_1 IN.gguf OUT.gguf\n       mkmodel tiny SEED OUT.gguf")
 		os.Exit(2)
 	}
 	var err error
 	switch os.Args[1] {
-	case "dequantize":
-		err = dequantize(os.Args[2], os.Args[3])
 	case "tiny":
 		err = tiny(os.Args[2], os.Args[3])
 	default:
-		err = fmt.Errorf("unknown mode %q", os.Args[1])
+		err = convert(os.Args[1], os.Args[2], os.Args[3])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -31,13 +29,17 @@ func main() {
 	}
 }
 
-func dequantize(in, out string) error {
+func convert(name, in, out string) error {
+	t, err := gguf.ParseType(name)
+	if err != nil {
+		return err
+	}
 	f, err := gguf.Open(in)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	w, err := f.Dequantize()
+	w, err := f.Convert(t)
 	if err != nil {
 		return err
 	}

@@ -9,13 +9,13 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// format is a quantized block of 32 elements.
+// format is a block of 32 elements of another type than F32.
 type format struct {
 	name  string
 	bytes int
 }
 
-var formats = []format{{"Q41", 20}, {"Q80", 34}}
+var formats = []format{{"F16", 64}, {"BF16", 64}, {"Q40", 18}, {"Q41", 20}, {"Q80", 34}}
 
 var constants = map[string]Mem{}
 
@@ -35,6 +35,12 @@ func constant(name string, at func(i int) Constant) Mem {
 func iota16() Mem {
 	return constant("iota16", func(i int) Constant { return U32(math.Float32bits(float32(i))) })
 }
+
+// levels16 is what a nibble of Q4_0 means, before its scale.
+func levels16() Mem {
+	return constant("levels16", func(i int) Constant { return U32(math.Float32bits(float32(i - 8))) })
+}
+func eight() Mem  { return constant("eight", func(int) Constant { return U32(8) }) }
 func nibble() Mem { return constant("nibble", func(int) Constant { return U32(15) }) }
 
 // half loads a half-precision scale and spreads it over a register.
@@ -53,8 +59,23 @@ func (s isa) half(src Mem, dst int) {
 func (s isa) block(f format, src Mem, keep, tmp int, use func(part, reg int)) {
 	d, m, w, q := tmp, tmp+1, tmp+2, tmp+3
 	at := func(disp int) Mem { return src.Offset(disp) }
-	s.half(at(0), d)
 	step := 16 / s.parts
+	switch f.name {
+	case "F16":
+		for p := range 32 / step {
+			VCVTPH2PS(at(2*p*step), s.reg(w))
+			use(p, w)
+		}
+		return
+	case "BF16":
+		for p := range 32 / step {
+			VPMOVZXWD(at(2*p*step), s.reg(w))
+			VPSLLD(Imm(16), s.reg(w), s.reg(w))
+			use(p, w)
+		}
+		return
+	}
+	s.half(at(0), d)
 	switch {
 	case f.name == "Q80":
 		for p := range 32 / step {
@@ -65,24 +86,36 @@ func (s isa) block(f format, src Mem, keep, tmp int, use func(part, reg int)) {
 		}
 	case s.parts == 1:
 		// All 16 values a nibble can mean, then a lookup; VPERMPS looks at the low four bits only.
-		s.half(at(2), m)
-		VFMADD213PS(s.reg(m), s.reg(keep), s.reg(d))
-		VPMOVZXBD(at(4), s.reg(q))
+		if f.name == "Q41" {
+			s.half(at(2), m)
+			VFMADD213PS(s.reg(m), s.reg(keep), s.reg(d))
+		} else {
+			VMULPS(s.reg(keep), s.reg(d), s.reg(d))
+		}
+		VPMOVZXBD(at(f.bytes-16), s.reg(q))
 		VPERMPS(s.reg(d), s.reg(q), s.reg(w))
 		use(0, w)
 		VPSRLD(Imm(4), s.reg(q), s.reg(q))
 		VPERMPS(s.reg(d), s.reg(q), s.reg(w))
 		use(1, w)
 	default:
-		s.half(at(2), m)
+		if f.name == "Q41" {
+			s.half(at(2), m)
+		}
 		for p := range 4 {
-			VPMOVZXBD(at(4+p%2*8), y(w))
+			VPMOVZXBD(at(f.bytes-16+p%2*8), y(w))
 			if p >= 2 {
 				VPSRLD(Imm(4), y(w), y(w))
 			}
 			VPAND(y(keep), y(w), y(w))
-			VCVTDQ2PS(y(w), y(w))
-			VFMADD213PS(y(m), y(d), y(w))
+			if f.name == "Q40" {
+				VPSUBD(eight(), y(w), y(w))
+				VCVTDQ2PS(y(w), y(w))
+				VMULPS(y(d), y(w), y(w))
+			} else {
+				VCVTDQ2PS(y(w), y(w))
+				VFMADD213PS(y(m), y(d), y(w))
+			}
 			use(p, w)
 		}
 	}
@@ -90,13 +123,14 @@ func (s isa) block(f format, src Mem, keep, tmp int, use func(part, reg int)) {
 
 // prepare loads the constant that block wants in register keep.
 func (s isa) prepare(f format, keep int) {
-	if f.name != "Q41" {
-		return
-	}
-	if s.parts == 1 {
-		VMOVUPS(iota16(), s.reg(keep))
-	} else {
+	switch {
+	case f.name != "Q40" && f.name != "Q41":
+	case s.parts == 2:
 		VMOVUPS(nibble(), s.reg(keep))
+	case f.name == "Q41":
+		VMOVUPS(iota16(), s.reg(keep))
+	default:
+		VMOVUPS(levels16(), s.reg(keep))
 	}
 }
 
@@ -147,7 +181,7 @@ func (s isa) fused(f format, r, t int) {
 		for disp := 0; disp < r*f.bytes; disp += 64 {
 			PREFETCHT0(Mem{Base: ahead, Disp: disp})
 		}
-		ADDQ(Imm(uint64(r*f.bytes)), ahead)
+		ADDQ(I32(r*f.bytes), ahead)
 		for i := range r {
 			s.block(f, w.at(i, 0), free, free+1, func(p, reg int) {
 				for j := range t {
