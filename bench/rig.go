@@ -161,13 +161,13 @@ func (r *rig) open(ctx context.Context, group int) (*flight, error) {
 	r.mu.Unlock()
 	var err error
 	tokens := f.blocks * r.layout.BlockTokens
-	if f.lease, err = r.p.Present(ctx, transfer.PresentReq{Ticket: f.ticket, Peer: r.dAddr, Region: r.pReg, Tokens: tokens, Blocks: from}); err != nil {
+	if f.lease, err = r.p.Present(ctx, transfer.PresentReq{Ticket: f.ticket, Peer: r.dAddr, Regions: []transfer.RegionID{r.pReg}, Tokens: tokens, Blocks: from}); err != nil {
 		return nil, err
 	}
 	if err := f.wait(ctx, f.presented); err != nil {
 		return nil, fmt.Errorf("wait for presented: %w", err)
 	}
-	if _, err := r.d.Bind(ctx, transfer.BindReq{Ticket: f.ticket, Region: r.dReg, Blocks: to}); err != nil {
+	if _, err := r.d.Bind(ctx, transfer.BindReq{Ticket: f.ticket, Regions: []transfer.RegionID{r.dReg}, Blocks: to}); err != nil {
 		return nil, err
 	}
 	if err := f.wait(ctx, f.bound); err != nil {

@@ -362,7 +362,7 @@ func (c *channel) drop(l *lease) {
 	defer c.mu.Unlock()
 	if l.src != nil {
 		l.mu.Lock()
-		if l.geom.plan != nil {
+		if l.geom.pairs != nil {
 			c.backlog.Add(-int64(l.src.unsent()))
 		}
 		l.mu.Unlock()

@@ -155,7 +155,7 @@ func (l *targetLease) refuseAltered(x *Landing) {
 	l.ch.altered.Add(1)
 	p := &x.Piece
 	l.e.log.Warn("piece arrived altered, asking for it again", "peer", l.ch.peer.nodeID, "transport", l.ch.transport, "lane", x.lane, "lease", l.id,
-		"layer", p.Layer, "first", p.First, "units", p.Count, "bytes", p.Bytes)
+		"layer", l.geom.layer(p), "region", l.geom.pair(p).Dst, "first", p.First, "units", p.Count, "bytes", p.Bytes)
 	l.ch.out.send(resendMsg{p.ID, uint32(x.lane)}.frame(l.sourceID))
 }
 
@@ -171,12 +171,12 @@ func (l *sourceLease) resend(m resendMsg) {
 	l.e.totals.resent.Add(1)
 	ch.suspect.Store(int64(time.Since(ch.since) + suspectFor))
 	l.e.log.Warn("piece arrived altered, sending it again", "peer", ch.peer.nodeID, "transport", ch.transport, "lane", m.lane, "lease", l.id,
-		"layer", f.piece.Layer, "first", f.piece.First, "units", f.piece.Count, "bytes", f.piece.Bytes, "time", f.altered+1)
+		"layer", l.geom.layer(&f.piece), "region", l.geom.pair(&f.piece).Src, "first", f.piece.First, "units", f.piece.Count, "bytes", f.piece.Bytes, "time", f.altered+1)
 	if f.altered++; f.altered > alteredMax {
 		l.mu.Unlock()
 		l.e.wg.Go(func() {
 			l.fail("blocks %d+%d of layer %d arrived altered %d times at %s, last over lane %d of %s: check that network, and the memory of both hosts",
-				f.piece.First, f.piece.Count, f.piece.Layer, alteredMax+1, ch.peer.nodeID, m.lane, ch.transport)
+				f.piece.First, f.piece.Count, l.geom.layer(&f.piece), alteredMax+1, ch.peer.nodeID, m.lane, ch.transport)
 		})
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,8 +34,8 @@ func (c *Client) emit(ev Event) {
 	c.ev(ev)
 }
 
-// add makes a lease known. A source lease comes with its region, which must not go away under it.
-func (c *Client) add(l *lease, region *Region) error {
+// add makes a lease known. A source lease comes with its regions, which must not go away under it.
+func (c *Client) add(l *lease, regions []*Region) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -48,10 +49,12 @@ func (c *Client) add(l *lease, region *Region) error {
 			return ErrTicketUsed
 		}
 	}
-	if region != nil && (c.regions[region.id] != region || c.closing[region.id]) {
-		return ErrUnknownRegion
+	for _, r := range regions {
+		if c.regions[r.id] != r || c.closing[r.id] {
+			return ErrUnknownRegion
+		}
 	}
-	l.region = region
+	l.regions = regions
 	c.leases[l.id] = l
 	c.nonces[l.ticket.Nonce] = append(c.nonces[l.ticket.Nonce], l)
 	return nil
@@ -130,13 +133,21 @@ func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (Re
 	return r.id, nil
 }
 
-func (c *Client) region(id RegionID) (*Region, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if r := c.regions[id]; r != nil && !c.closing[id] {
-		return r, nil
+// shards finds the regions of a set. c.mu is held.
+func (c *Client) shards(ids []RegionID) ([]*Region, error) {
+	if len(ids) == 0 || len(ids) > ShardsMax {
+		return nil, fmt.Errorf("%w: %d regions, need 1 to %d", ErrInvalid, len(ids), ShardsMax)
 	}
-	return nil, fmt.Errorf("%w: %d", ErrUnknownRegion, id)
+	rs := make([]*Region, len(ids))
+	for i, id := range ids {
+		if rs[i] = c.regions[id]; rs[i] == nil || c.closing[id] {
+			return nil, fmt.Errorf("%w: %d", ErrUnknownRegion, id)
+		}
+		if slices.Contains(ids[:i], id) {
+			return nil, fmt.Errorf("%w: region %d is listed twice", ErrInvalid, id)
+		}
+	}
+	return rs, nil
 }
 
 // RemoveRegion revokes the region's leases, waits for their fences and unmaps it.
@@ -150,7 +161,7 @@ func (c *Client) RemoveRegion(id RegionID) error {
 	c.closing[id] = true
 	var leases []*lease
 	for _, l := range c.leases {
-		if l.region == r {
+		if slices.Contains(l.regions, r) {
 			leases = append(leases, l)
 		}
 	}
@@ -175,11 +186,16 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	if t.PNode != e.cfg.NodeID || t.PEngine != c.id {
 		return 0, fmt.Errorf("%w: prefill engine %q on %q, this is %q on %q", ErrWrongTicket, t.PEngine, t.PNode, c.id, e.cfg.NodeID)
 	}
-	region, err := c.region(r.Region)
+	c.mu.Lock()
+	regions, err := c.shards(r.Regions)
+	c.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	lay := &region.layout
+	if err := checkShards(layoutsOf(regions), false); err != nil {
+		return 0, err
+	}
+	lay := &regions[0].layout
 	if lay.Fingerprint != t.Fingerprint {
 		return 0, fmt.Errorf("%w: the ticket is for model %x, the region holds %x", ErrWrongTicket, t.Fingerprint[:6], lay.Fingerprint[:6])
 	}
@@ -190,15 +206,8 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	if r.Tokens == 0 || uint64(len(r.Blocks)) != uint64(need) || len(r.Blocks) > e.cfg.Limits.Blocks {
 		return 0, fmt.Errorf("%w: %d blocks of %d tokens for %d tokens, at most %d", ErrInvalid, len(r.Blocks), lay.BlockTokens, r.Tokens, e.cfg.Limits.Blocks)
 	}
-	seen := make(map[uint32]struct{}, len(r.Blocks))
-	for _, b := range r.Blocks {
-		if b >= lay.Blocks {
-			return 0, fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, lay.Blocks)
-		}
-		seen[b] = struct{}{}
-	}
-	if len(seen) != len(r.Blocks) {
-		return 0, fmt.Errorf("%w: a block is listed twice", ErrInvalid)
+	if err := checkBlocks(r.Blocks, lay.Blocks); err != nil {
+		return 0, err
 	}
 	if why := e.book.buried(t.Nonce, e.now()); why != "" {
 		return 0, fmt.Errorf("%w: %s", ErrTicketUsed, why)
@@ -210,7 +219,7 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 		return 0, err
 	}
 	l.src = l
-	if err := c.add(&l.lease, region); err != nil {
+	if err := c.add(&l.lease, regions); err != nil {
 		e.leases.Add(-1)
 		return 0, err
 	}
@@ -220,6 +229,21 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 		l.fail("%v", ErrClosed)
 	}
 	return l.id, nil
+}
+
+// checkBlocks refuses ids that are out of range or listed twice.
+func checkBlocks(blocks []uint32, limit uint32) error {
+	seen := make(map[uint32]struct{}, len(blocks))
+	for _, b := range blocks {
+		if b >= limit {
+			return fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, limit)
+		}
+		seen[b] = struct{}{}
+	}
+	if len(seen) != len(blocks) {
+		return fmt.Errorf("%w: a block is listed twice", ErrInvalid)
+	}
+	return nil
 }
 
 // spawn runs f in a goroutine that Close waits for, unless the engine is closed.
@@ -247,7 +271,7 @@ func (l *sourceLease) present(addr string) {
 		case <-stop:
 		}
 	}()
-	m := presentMsg{ticket: l.raw, layout: l.region.layout, tokens: l.tokens, meta: l.meta}
+	m := presentMsg{ticket: l.raw, layouts: layoutsOf(l.regions), tokens: l.tokens, meta: l.meta}
 	// A channel that dies between being found and being used is replaced once.
 	for try := 0; ; try++ {
 		ch, err := l.e.channelTo(ctx, l.ticket.DNode, addr)
@@ -293,24 +317,23 @@ func (c *Client) Bind(r BindReq) (LeaseID, error) {
 		return 0, ErrNotPresented
 	}
 	c.mu.Lock()
-	region := c.regions[r.Region]
+	regions, err := c.shards(r.Regions)
 	switch {
-	case region == nil || c.closing[r.Region]:
-		err = fmt.Errorf("%w: %d", ErrUnknownRegion, r.Region)
-	case l.region != nil:
+	case err != nil:
+	case l.regions != nil:
 		err = fmt.Errorf("%w: it is bound", ErrTicketUsed)
 	default:
-		l.region = region // from now on RemoveRegion ends the lease
+		l.regions = regions // from now on RemoveRegion ends the lease
 	}
 	c.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	m, err := l.bind(region, &r)
+	m, err := l.bind(regions, &r)
 	if err != nil {
 		c.mu.Lock()
 		if !errors.Is(err, ErrTicketUsed) {
-			l.region = nil
+			l.regions = nil
 		}
 		c.mu.Unlock()
 		return 0, err

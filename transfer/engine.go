@@ -171,7 +171,7 @@ func (l *Limits) complete() {
 	// What the wire can carry is the end of it.
 	l.MetaBytes = min(l.MetaBytes, metaBytesLimit)
 	l.RecordBytes = min(l.RecordBytes, recordBytesLimit)
-	l.Blocks = min(l.Blocks, (FramePayloadMax-1024)/4)
+	l.Blocks = min(l.Blocks, (FramePayloadMax-1024-ShardsMax*LayoutSize)/4)
 	orDefault(&l.TicketLife, time.Hour)
 }
 

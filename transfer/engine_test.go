@@ -178,7 +178,7 @@ func TestRegionRefusals(t *testing.T) {
 	q := pair.NewRequest(newRand(), 40, 0, time.Minute)
 	q.Present(t, nil)
 	pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
-	if _, err := pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: id, Blocks: q.Dst}); !errors.Is(err, transfer.ErrRegion) {
+	if _, err := pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: []transfer.RegionID{id}, Blocks: q.Dst}); !errors.Is(err, transfer.ErrRegion) {
 		t.Errorf("bind to a read-only region: %v", err)
 	}
 	q.Bind(t) // another region will do

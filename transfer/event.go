@@ -13,7 +13,7 @@ type EventKind uint8
 
 // The kinds of events. Every lease a client is told of ends with exactly one of Settled, Ended and Refused.
 const (
-	// EventPresented (to D): P's daemon presented a ticket made out to this engine. Nonce, Lease, Tokens, Meta, Layout (P's), PEngine.
+	// EventPresented (to D): P's daemon presented a ticket made out to this engine. Nonce, Lease, Tokens, Meta, Layouts (P's), PEngine.
 	EventPresented EventKind = iota + 1
 	// EventBound (to P): D bound the ticket to blocks. FirstToken: earlier KV is already at D, so only units that hold
 	// later tokens are wanted (others may be pushed and count as landed at once).
@@ -71,31 +71,33 @@ type Event struct {
 	PEngine    string
 	Meta       []byte
 	Record     []byte
-	Layout     Layout
+	Layouts    []Layout
 	Reason     string
 }
 
-// Unit names whole blocks of a request: block indexes [First, First+Count) of the request, in source blocks, of one layer.
+// Unit names whole blocks of a request: block indexes [First, First+Count) of the request, in source blocks, of one layer;
+// of all source regions, or of one.
 type Unit struct {
 	Layer, First, Count uint32
+	Shard               uint32 // 0: all regions of the lease; n: the n-th of them only, counted from 1
 }
 
 // PresentReq asks to present a ticket to D's daemon.
 type PresentReq struct {
-	Ticket []byte
-	Peer   string   // host:port of D's daemon; unused when D's node is this one
-	Region RegionID // where the source blocks lie
-	Tokens uint32   // of the request, whose KV will be pushed
-	Blocks []uint32 // source block ids in the request's order: block i holds tokens [i*BlockTokens, (i+1)*BlockTokens)
-	Meta   []byte   // opaque to daemons, handed to D's engine with EventPresented
+	Ticket  []byte
+	Peer    string     // host:port of D's daemon; unused when D's node is this one
+	Regions []RegionID // where the source blocks lie: a shard set, one region a tensor-parallel rank, in order of rank
+	Tokens  uint32     // of the request, whose KV will be pushed
+	Blocks  []uint32   // source block ids in the request's order: block i holds tokens [i*BlockTokens, (i+1)*BlockTokens)
+	Meta    []byte     // opaque to daemons, handed to D's engine with EventPresented
 }
 
 // BindReq binds a presented ticket to blocks.
 type BindReq struct {
 	Ticket     []byte
-	Region     RegionID
-	FirstToken uint32   // multiple of the region's BlockTokens: KV before it is already there and is not wanted
-	Blocks     []uint32 // destination block ids in the request's order from token 0 on; those before FirstToken are ignored
+	Regions    []RegionID // a shard set with a region for every tensor-parallel rank, in order of rank
+	FirstToken uint32     // multiple of the regions' BlockTokens: KV before it is already there and is not wanted
+	Blocks     []uint32   // destination block ids in the request's order from token 0 on; those before FirstToken are ignored
 }
 
 // RegionFlags modify AddRegion.

@@ -18,8 +18,8 @@ func DialHandshake(c net.Conn, key []byte, node string, epoch uint64, kind, lane
 
 func OpenFrame(transport string, lanes uint32) []byte { return openMsg{transport, lanes}.frame() }
 
-func PresentFrame(lease LeaseID, ticket []byte, l Layout, tokens uint32) []byte {
-	return presentMsg{ticket, l, tokens, nil}.frame(lease)
+func PresentFrame(lease LeaseID, ticket []byte, tokens uint32, ls ...Layout) []byte {
+	return presentMsg{ticket, ls, tokens, nil}.frame(lease)
 }
 
 func HandoffFrame(lease LeaseID, lane uint32, pieces uint64, record []byte) []byte {

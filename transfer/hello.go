@@ -65,7 +65,7 @@ import (
 )
 
 const (
-	protocolVersion = 1
+	protocolVersion = 2
 
 	helloSize     = 200
 	challengeSize = 216

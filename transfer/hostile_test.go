@@ -86,9 +86,9 @@ func (p *peer) bind() {
 	p.t.Helper()
 	tk, raw := p.pair.Ticket(time.Minute)
 	p.raw = raw
-	p.send(transfer.PresentFrame(9, raw, p.pair.P.Layout, peerTokens))
+	p.send(transfer.PresentFrame(9, raw, peerTokens, p.pair.P.Layouts...))
 	p.pair.D.Wait(p.t, tk.Nonce, transfer.EventPresented)
-	if _, err := p.pair.D.Client.Bind(transfer.BindReq{Ticket: raw, Region: p.pair.D.Region, Blocks: p.blocks}); err != nil {
+	if _, err := p.pair.D.Client.Bind(transfer.BindReq{Ticket: raw, Regions: p.pair.D.Regions, Blocks: p.blocks}); err != nil {
 		p.t.Fatal(err)
 	}
 	var err error
@@ -98,7 +98,7 @@ func (p *peer) bind() {
 }
 
 func (p *peer) good() transfer.Piece {
-	return transfer.Piece{Lease: p.target, Epoch: p.epoch, ID: 1, Layer: 1, First: 0, Count: 3, Bytes: 3 * 64 << 10}
+	return transfer.Piece{Lease: p.target, Epoch: p.epoch, ID: 1, Stripe: 1, First: 0, Count: 3, Bytes: 3 * 64 << 10}
 }
 
 func frame(p transfer.Piece, whole bool) []byte {
@@ -121,7 +121,7 @@ func untouched(t *testing.T, m []byte) {
 func TestHostileDataFrames(t *testing.T) {
 	pair := transporttest.NewPair(t, tcpFactory, transporttest.Options{})
 	for name, spoil := range map[string]func(p *transfer.Piece, b *[]byte){
-		"layer":         func(p *transfer.Piece, _ *[]byte) { p.Layer = 4 },
+		"stripe":        func(p *transfer.Piece, _ *[]byte) { p.Stripe = 4 },
 		"first":         func(p *transfer.Piece, _ *[]byte) { p.First = 1 },
 		"first wraps":   func(p *transfer.Piece, _ *[]byte) { p.First = 1<<32 - 1 },
 		"count wraps":   func(p *transfer.Piece, _ *[]byte) { p.First, p.Count = 1, 1<<32-1 },
@@ -172,7 +172,7 @@ func TestPiecesWithoutRightAreDiscarded(t *testing.T) {
 	other.Lease += 1000
 	p.lane.Write(frame(other, true))
 	aborted := p.good() // its bytes may be written, but never count
-	aborted.Layer = 2
+	aborted.Stripe = 2
 	p.lane.Write(frame(aborted, false))
 	piece := p.good()
 	p.lane.Write(frame(piece, true))
@@ -250,14 +250,14 @@ func TestHostileControlFrames(t *testing.T) {
 	}
 	t.Run("layout that overlaps", func(t *testing.T) {
 		p := newPeer(t, pair)
-		p.send(transfer.PresentFrame(9, raw, broken, peerTokens))
+		p.send(transfer.PresentFrame(9, raw, peerTokens, broken))
 		if why := p.expect(18); !strings.Contains(string(why), "overlaps") {
 			t.Errorf("refused because %q", why)
 		}
 	})
 	t.Run("more tokens than blocks", func(t *testing.T) {
 		p := newPeer(t, pair)
-		p.send(transfer.PresentFrame(9, raw, pair.P.Layout, 1<<32-1))
+		p.send(transfer.PresentFrame(9, raw, 1<<32-1, pair.P.Layout))
 		if why := p.expect(18); !strings.Contains(string(why), "tokens") {
 			t.Errorf("refused because %q", why)
 		}
@@ -266,7 +266,7 @@ func TestHostileControlFrames(t *testing.T) {
 		p := newPeer(t, pair)
 		tk, _ := ticket.Decode(raw)
 		tk.PNode, tk.Nonce = "node-x", ticket.NewNonce()
-		p.send(transfer.PresentFrame(9, ticket.Mint(transporttest.Key, tk), pair.P.Layout, peerTokens))
+		p.send(transfer.PresentFrame(9, ticket.Mint(transporttest.Key, tk), peerTokens, pair.P.Layout))
 		if why := p.expect(18); !strings.Contains(string(why), "presented by") {
 			t.Errorf("refused because %q", why)
 		}

@@ -22,7 +22,8 @@ type lease struct {
 	done   chan struct{} // closed when finish is through
 	src    *sourceLease  // one of the two
 	dst    *targetLease
-	region *Region // of a target: set when bound. Guarded by client.mu until the lease is bound, fixed afterwards
+	// The shard set. Of a target: set when bound; guarded by client.mu until the lease is bound, fixed afterwards.
+	regions []*Region
 
 	mu    sync.Mutex
 	state LeaseState

@@ -34,8 +34,8 @@ const (
 	dimHead
 )
 
-// PlanCopy plans copies from src to dst, or says why there can be none. Both layouts must be valid. The plan may cover a
-// part of dst's heads only: see Covers.
+// PlanCopy plans copies from src to dst, or says why there can be none. Both layouts must be valid. It covers the heads
+// that both hold: PlanShards finds the plans that fill all of dst's.
 func PlanCopy(src, dst Layout) (*Plan, error) {
 	for _, f := range [...]struct {
 		name string
@@ -82,10 +82,6 @@ func PlanCopy(src, dst Layout) (*Plan, error) {
 	})
 	return p, nil
 }
-
-// Covers says whether the plan fills every head of the destination. If not, the destination needs the shards of other
-// source ranks too.
-func (p *Plan) Covers() bool { return p.headFirst == p.dst.HeadFirst && p.heads == p.dst.Heads }
 
 // TokenBytes is what one token of one layer takes on the wire.
 func (p *Plan) TokenBytes() uint64 { return p.tokenBytes }

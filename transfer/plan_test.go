@@ -166,7 +166,7 @@ func TestPlanEqualsNaiveCopy(t *testing.T) {
 			continue
 		}
 		firstToken := uint32(r.IntN(int(tokens) + 1))
-		g, err := newGeometry(p, tokens, firstToken, 1<<20)
+		g, err := newGeometry([]ShardPair{{Plan: p}}, tokens, firstToken, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,14 +179,14 @@ func TestPlanEqualsNaiveCopy(t *testing.T) {
 					copy(got[run.Dst:run.Dst+run.Len], srcMem[run.Src:run.Src+run.Len])
 					n += run.Len
 				}
-				if n != g.unitBytes(b) {
-					t.Fatalf("unit %d has %d bytes in runs, %d by geometry", b, n, g.unitBytes(b))
+				if n != g.unitBytes(&g.pairs[0], b) {
+					t.Fatalf("unit %d has %d bytes in runs, %d by geometry", b, n, g.unitBytes(&g.pairs[0], b))
 				}
 				payload += n
 			}
 			naiveCopy(want, srcMem, src, dst, layer, firstToken, tokens, srcIDs, dstIDs)
 		}
-		if want := uint64(src.Layers) * uint64(tokens-firstToken) * g.plan.tokenBytes; payload != want {
+		if want := uint64(src.Layers) * uint64(tokens-firstToken) * p.tokenBytes; payload != want {
 			t.Fatalf("payload %d, want %d", payload, want)
 		}
 		if !bytes.Equal(got, want) {

@@ -45,10 +45,12 @@ type push struct {
 	left  uint64 // bytes that have not landed
 }
 
-// work is the rest of one unit range of a push.
+// work is the rest of one unit range of a push. Its pairs of regions are sent one after the other.
 type work struct {
-	Unit
-	part uint32
+	Unit        // what is left of the pair at hand
+	pair int    // the pair at hand
+	part uint32 // the next of the first unit
+	all  Unit   // as it was pushed, for the pairs to come
 	push *push
 }
 
@@ -68,10 +70,13 @@ func (l *sourceLease) push(units []Unit, seq uint64) error {
 	if len(units) == 0 || len(units) > limits.UnitsPerPush {
 		return fmt.Errorf("%w: %d unit ranges in one push, need 1 to %d", ErrInvalid, len(units), limits.UnitsPerPush)
 	}
-	blocks := uint32(len(l.blocks))
+	blocks, layers := uint32(len(l.blocks)), l.regions[0].layout.Layers
 	for _, u := range units {
-		if u.Layer >= l.region.layout.Layers || u.Count == 0 || u.First >= blocks || u.Count > blocks-u.First {
-			return fmt.Errorf("%w: units %d+%d of layer %d, the request has %d blocks and %d layers", ErrInvalid, u.First, u.Count, u.Layer, blocks, l.region.layout.Layers)
+		if u.Layer >= layers || u.Count == 0 || u.First >= blocks || u.Count > blocks-u.First {
+			return fmt.Errorf("%w: units %d+%d of layer %d, the request has %d blocks and %d layers", ErrInvalid, u.First, u.Count, u.Layer, blocks, layers)
+		}
+		if u.Shard > uint32(len(l.regions)) {
+			return fmt.Errorf("%w: units of region number %d, the lease has %d", ErrInvalid, u.Shard, len(l.regions))
 		}
 	}
 	l.mu.Lock()
@@ -108,14 +113,13 @@ func (l *sourceLease) enqueue(p *push) bool {
 			u.First = min(g.first, end)
 			u.Count = end - u.First
 		}
-		if u.Count == 0 {
+		pair := g.nextPair(0, u.Shard)
+		if u.Count == 0 || pair == len(g.pairs) {
 			l.waiting--
 			continue
 		}
-		for b := u.First; b < u.First+u.Count; b++ {
-			p.left += g.unitBytes(b)
-		}
-		l.queue = append(l.queue, work{Unit: u, push: p})
+		p.left += g.bytesFrom(0, u)
+		l.queue = append(l.queue, work{Unit: u, pair: pair, all: u, push: p})
 	}
 	p.units = nil
 	if p.left == 0 {
@@ -157,7 +161,7 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 	check := f.altered > 0 || l.ch.checks()
 	l.mu.Unlock()
 	// What follows is fixed since the lease was bound.
-	*w = Write{Piece: f.piece, Src: l.region, Runs: w.Runs[:0], lease: l, lane: lane, check: check}
+	*w = Write{Piece: f.piece, Src: l.regions[l.geom.pair(&f.piece).Src], Runs: w.Runs[:0], lease: l, lane: lane, check: check}
 	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, l.blocks, l.dstBlocks)
 	return true, more
 }
@@ -165,10 +169,11 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 // cut takes the next piece off the queue: as many neighbouring units as fit, or the next part of a large one.
 func (l *sourceLease) cut() (Piece, *push) {
 	g, w := &l.geom, &l.queue[0]
-	p := Piece{Lease: l.target, Epoch: l.epoch, ID: l.nextPiece, Layer: w.Layer, First: w.First, Count: 1, Part: w.part}
+	pair := &g.pairs[w.pair]
+	p := Piece{Lease: l.target, Epoch: l.epoch, ID: l.nextPiece, Stripe: g.stripe(w.Layer, w.pair), First: w.First, Count: 1, Part: w.part}
 	l.nextPiece++
-	size := g.unitBytes(w.First)
-	if g.parts > 1 {
+	size := g.unitBytes(pair, w.First)
+	if pair.parts > 1 {
 		off := uint64(w.part) * PieceMax
 		p.Bytes = uint32(min(PieceMax, size-off))
 		if w.part++; off+uint64(p.Bytes) < size {
@@ -178,7 +183,7 @@ func (l *sourceLease) cut() (Piece, *push) {
 	} else {
 		goal := uint64(l.e.pieceGoal())
 		for p.Count < w.Count {
-			next := g.unitBytes(w.First + p.Count)
+			next := g.unitBytes(pair, w.First+p.Count)
 			if size+next > goal {
 				break
 			}
@@ -191,19 +196,22 @@ func (l *sourceLease) cut() (Piece, *push) {
 	w.Count -= p.Count
 	pushed := w.push
 	if w.Count == 0 {
-		l.waiting--
-		l.queue[0] = work{}
-		if l.queue = l.queue[1:]; len(l.queue) == 0 {
-			l.queue = nil
-		}
+		l.nextWork()
 	}
 	return p, pushed
 }
 
-// each calls f with the landing bit of everything a piece carries.
-func (g *geometry) each(p *Piece, f func(bit uint64)) {
-	for b := p.First; b < p.First+p.Count; b++ {
-		f(g.bit(p.Layer, b, p.Part))
+// nextWork goes on to the next pair of the front of the queue, or to the next unit range.
+func (l *sourceLease) nextWork() {
+	w := &l.queue[0]
+	w.Unit, w.pair = w.all, l.geom.nextPair(w.pair+1, w.all.Shard)
+	if w.pair < len(l.geom.pairs) {
+		return
+	}
+	l.waiting--
+	l.queue[0] = work{}
+	if l.queue = l.queue[1:]; len(l.queue) == 0 {
+		l.queue = nil
 	}
 }
 
@@ -327,7 +335,7 @@ func (l *sourceLease) forget(id uint32) {
 
 // handOver sends the record when every wanted unit was sent. l.mu is held.
 func (l *sourceLease) handOver() {
-	if l.handoff != handoffGiven || l.state != LeaseBound || l.posted.n != l.geom.wanted() || len(l.retry) > 0 {
+	if l.handoff != handoffGiven || l.state != LeaseBound || l.posted.n != l.geom.wanted || len(l.retry) > 0 {
 		return
 	}
 	for _, f := range l.flying {
@@ -367,25 +375,28 @@ func (l *sourceLease) giveHandoff(record []byte) error {
 
 // bound takes D's answer. An error means that D's daemon speaks nonsense, or cannot be copied to.
 func (l *sourceLease) bound(m *boundMsg) error {
-	if err := m.layout.Validate(math.MaxInt64); err != nil {
-		return err
+	for _, lay := range m.layouts {
+		if err := lay.Validate(math.MaxInt64); err != nil {
+			return err
+		}
 	}
-	plan, err := PlanCopy(l.region.layout, m.layout)
+	pairs, err := PlanShards(layoutsOf(l.regions), m.layouts)
 	if err != nil {
 		return err
 	}
+	lay := &m.layouts[0] // in what follows all are alike
 	if m.firstToken > l.tokens || m.target == 0 {
 		return fmt.Errorf("%w: first token %d of %d", ErrProtocol, m.firstToken, l.tokens)
 	}
-	if uint64(len(m.blocks)) < uint64(blocksOf(l.tokens, m.layout.BlockTokens)) {
-		return fmt.Errorf("%w: %d blocks of %d tokens for %d tokens", ErrProtocol, len(m.blocks), m.layout.BlockTokens, l.tokens)
+	if uint64(len(m.blocks)) < uint64(blocksOf(l.tokens, lay.BlockTokens)) {
+		return fmt.Errorf("%w: %d blocks of %d tokens for %d tokens", ErrProtocol, len(m.blocks), lay.BlockTokens, l.tokens)
 	}
-	for _, b := range m.blocks[m.firstToken/m.layout.BlockTokens:] {
-		if b >= m.layout.Blocks {
-			return fmt.Errorf("%w: block %d of %d", ErrProtocol, b, m.layout.Blocks)
+	for _, b := range m.blocks[m.firstToken/lay.BlockTokens:] {
+		if b >= lay.Blocks {
+			return fmt.Errorf("%w: block %d of %d", ErrProtocol, b, lay.Blocks)
 		}
 	}
-	g, err := newGeometry(plan, l.tokens, m.firstToken, l.e.cfg.Limits.PiecesPerLease)
+	g, err := newGeometry(pairs, l.tokens, m.firstToken, l.e.cfg.Limits.PiecesPerLease)
 	if err != nil {
 		return err
 	}
@@ -400,8 +411,8 @@ func (l *sourceLease) bound(m *boundMsg) error {
 	}
 	l.state = LeaseBound
 	l.geom, l.target, l.epoch, l.dstBlocks = g, m.target, m.epoch, m.blocks
-	l.posted = newBitmap(g.bits())
-	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layout: m.layout})
+	l.posted = newBitmap(g.bits)
+	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layouts: m.layouts})
 	more := false
 	for _, p := range l.early {
 		more = l.enqueue(p) || more
@@ -448,9 +459,7 @@ func (l *sourceLease) unsent() (n uint64) {
 		}
 	}
 	for i, w := range l.queue {
-		for b := w.First; b < w.First+w.Count; b++ {
-			n += l.geom.unitBytes(b)
-		}
+		n += l.geom.bytesIn(&l.geom.pairs[w.pair], w.First, w.Count) + l.geom.bytesFrom(w.pair+1, w.all)
 		if i == 0 {
 			n -= uint64(w.part) * PieceMax
 		}

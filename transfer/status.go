@@ -67,6 +67,7 @@ type LeaseStatus struct {
 	Engine      string    `json:"engine"`
 	PeerNode    string    `json:"peer_node"`
 	Tokens      uint32    `json:"tokens"`
+	RegionPairs int       `json:"region_pairs"` // between P's shard set and D's, once bound
 	UnitsWanted uint64    `json:"pieces_wanted"`
 	UnitsDone   uint64    `json:"pieces_done"`
 	Deadline    time.Time `json:"deadline"`

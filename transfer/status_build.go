@@ -69,8 +69,8 @@ func (l *lease) status() LeaseStatus {
 	if l.src != nil {
 		s.PeerNode = l.ticket.DNode
 	}
-	if l.geom.plan != nil {
-		s.UnitsWanted = l.geom.wanted()
+	if l.geom.pairs != nil {
+		s.UnitsWanted, s.RegionPairs = l.geom.wanted, len(l.geom.pairs)
 		if l.src != nil {
 			s.UnitsDone = l.src.posted.n
 		} else {

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"fmt"
+	"math"
 
 	"github.com/headrace/headrace/transfer/ticket"
 )
@@ -10,8 +11,8 @@ import (
 // targetLease is D's side: which blocks, what landed.
 type targetLease struct {
 	lease
-	sourceID  LeaseID // P's id of the lease
-	srcLayout Layout
+	sourceID   LeaseID  // P's id of the lease
+	srcLayouts []Layout // P's shard set
 
 	// All below is guarded by lease.mu.
 	dstBlocks []uint32 // block ids in the request's order, all of them
@@ -25,8 +26,8 @@ type targetLease struct {
 	peerHolds bool // a one-sided writer may write until it says that it stopped
 }
 
-// bind gives the lease its blocks. The caller has found the region for it.
-func (l *targetLease) bind(r *Region, req *BindReq) (boundMsg, error) {
+// bind gives the lease its blocks. The caller has found the regions for it.
+func (l *targetLease) bind(regions []*Region, req *BindReq) (boundMsg, error) {
 	var m boundMsg
 	l.mu.Lock()
 	ch := l.ch
@@ -37,47 +38,55 @@ func (l *targetLease) bind(r *Region, req *BindReq) (boundMsg, error) {
 	if !bytes.Equal(req.Ticket, l.raw) {
 		return m, fmt.Errorf("%w: not the ticket that was presented", ErrWrongTicket)
 	}
-	if r.readOnly {
-		return m, fmt.Errorf("%w: region %d is read-only", ErrRegion, r.id)
+	for _, r := range regions {
+		if r.readOnly {
+			return m, fmt.Errorf("%w: region %d is read-only", ErrRegion, r.id)
+		}
 	}
-	plan, err := PlanCopy(l.srcLayout, r.layout)
+	layouts := layoutsOf(regions)
+	pairs, err := PlanShards(l.srcLayouts, layouts)
 	if err != nil {
 		return m, err
 	}
-	if !plan.Covers() {
-		return m, fmt.Errorf("%w: source rank %d of %d holds heads %d to %d only, destination rank %d of %d needs %d to %d", ErrPlan,
-			l.srcLayout.TPRank, l.srcLayout.TPSize, plan.headFirst, plan.headFirst+plan.heads, r.layout.TPRank, r.layout.TPSize, r.layout.HeadFirst, r.layout.HeadFirst+r.layout.Heads)
+	blocks, first, err := l.wantedBlocks(&layouts[0], req)
+	if err != nil {
+		return m, err
 	}
-	if req.FirstToken > l.tokens || req.FirstToken != l.tokens && req.FirstToken%r.layout.BlockTokens != 0 {
-		return m, fmt.Errorf("%w: first token %d of %d, need a multiple of %d", ErrInvalid, req.FirstToken, l.tokens, r.layout.BlockTokens)
+	g, err := newGeometry(pairs, l.tokens, req.FirstToken, l.e.cfg.Limits.PiecesPerLease)
+	if err != nil {
+		return m, err
 	}
-	need := blocksOf(l.tokens, r.layout.BlockTokens)
+	if err := lendAll(regions, l.id, blocks[first:]); err != nil {
+		return m, err
+	}
+	if err := ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
+		giveBackAll(regions, blocks[first:])
+		return m, err
+	}
+	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layouts: layouts, firstToken: req.FirstToken, blocks: blocks}, nil
+}
+
+// wantedBlocks checks the blocks of a request to bind, and says from which on they are to be filled.
+func (l *targetLease) wantedBlocks(lay *Layout, req *BindReq) (blocks []uint32, first uint32, err error) {
+	if req.FirstToken > l.tokens || req.FirstToken != l.tokens && req.FirstToken%lay.BlockTokens != 0 {
+		return nil, 0, fmt.Errorf("%w: first token %d of %d, need a multiple of %d", ErrInvalid, req.FirstToken, l.tokens, lay.BlockTokens)
+	}
+	need := blocksOf(l.tokens, lay.BlockTokens)
 	if len(req.Blocks) > l.e.cfg.Limits.Blocks || uint64(len(req.Blocks)) < uint64(need) {
-		return m, fmt.Errorf("%w: %d blocks of %d tokens for %d tokens, at most %d", ErrInvalid, len(req.Blocks), r.layout.BlockTokens, l.tokens, l.e.cfg.Limits.Blocks)
+		return nil, 0, fmt.Errorf("%w: %d blocks of %d tokens for %d tokens, at most %d", ErrInvalid, len(req.Blocks), lay.BlockTokens, l.tokens, l.e.cfg.Limits.Blocks)
 	}
-	blocks := append([]uint32(nil), req.Blocks[:need]...)
-	first := req.FirstToken / r.layout.BlockTokens
+	blocks = append(blocks, req.Blocks[:need]...)
+	first = req.FirstToken / lay.BlockTokens
 	if req.FirstToken == l.tokens {
 		first = need
 	}
 	clear(blocks[:first]) // ignored: never looked at again, and no business of the peer
 	for _, b := range blocks[first:] {
-		if b >= r.layout.Blocks {
-			return m, fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, r.layout.Blocks)
+		if b >= lay.Blocks {
+			return nil, 0, fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, lay.Blocks)
 		}
 	}
-	g, err := newGeometry(plan, l.tokens, req.FirstToken, l.e.cfg.Limits.PiecesPerLease)
-	if err != nil {
-		return m, err
-	}
-	if err := r.lend(l.id, blocks[first:]); err != nil {
-		return m, err
-	}
-	if err := ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
-		r.giveBack(blocks[first:])
-		return m, err
-	}
-	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layout: r.layout, firstToken: req.FirstToken, blocks: blocks}, nil
+	return blocks, first, nil
 }
 
 func (l *targetLease) giveBack() {
@@ -86,7 +95,7 @@ func (l *targetLease) giveBack() {
 	l.lent = nil
 	l.mu.Unlock()
 	if lent != nil {
-		l.region.giveBack(lent)
+		giveBackAll(l.regions, lent)
 	}
 }
 
@@ -107,7 +116,7 @@ func (l *targetLease) handoff(m *handoffMsg) error {
 // check starts settling when nothing is missing: the full bitmap, the record, and every lane that carried a piece of
 // this lease drained or dead. l.mu is held.
 func (l *targetLease) check() {
-	if l.state != LeaseBound || l.settling || !l.handedOff || l.landed.n != l.geom.wanted() {
+	if l.state != LeaseBound || l.settling || !l.handedOff || l.landed.n != l.geom.wanted {
 		return
 	}
 	for _, c := range l.counts {
@@ -253,9 +262,9 @@ func (l *targetLease) begin(lane int, p Piece, into *Landing) error {
 		return err
 	}
 	if n != uint64(p.Bytes) {
-		return fmt.Errorf("%w: units %d+%d of layer %d have %d bytes, the piece says %d", ErrProtocol, p.First, p.Count, p.Layer, n, p.Bytes)
+		return fmt.Errorf("%w: units %d+%d of stripe %d have %d bytes, the piece says %d", ErrProtocol, p.First, p.Count, p.Stripe, n, p.Bytes)
 	}
-	into.lease, into.Dst = l, l.region
+	into.lease, into.Dst = l, l.regions[l.geom.pair(&p).Dst]
 	known := true
 	l.geom.each(&p, func(bit uint64) { known = known && l.landed.has(bit) })
 	if known {
@@ -314,15 +323,20 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	if t.PNode != c.peer.nodeID {
 		return fmt.Errorf("%w: prefill node %q, presented by %q", ErrWrongTicket, t.PNode, c.peer.nodeID)
 	}
-	if m.layout.Fingerprint != t.Fingerprint {
-		return fmt.Errorf("%w: the ticket is for model %x, the source region holds %x", ErrWrongTicket, t.Fingerprint[:6], m.layout.Fingerprint[:6])
+	for i := range m.layouts {
+		if err := m.layouts[i].Validate(math.MaxInt64); err != nil {
+			return err
+		}
 	}
-	const anySize = 1<<63 - 1
-	if err := m.layout.Validate(anySize); err != nil {
+	if err := checkShards(m.layouts, false); err != nil {
 		return err
 	}
-	if m.tokens == 0 || uint64(m.tokens) > uint64(m.layout.Blocks)*uint64(m.layout.BlockTokens) || blocksOf(m.tokens, m.layout.BlockTokens) > uint32(e.cfg.Limits.Blocks) {
-		return fmt.Errorf("%w: %d tokens in a region of %d blocks of %d", ErrInvalid, m.tokens, m.layout.Blocks, m.layout.BlockTokens)
+	lay := &m.layouts[0] // in what follows all are alike
+	if lay.Fingerprint != t.Fingerprint {
+		return fmt.Errorf("%w: the ticket is for model %x, the source region holds %x", ErrWrongTicket, t.Fingerprint[:6], lay.Fingerprint[:6])
+	}
+	if m.tokens == 0 || uint64(m.tokens) > uint64(lay.Blocks)*uint64(lay.BlockTokens) || blocksOf(m.tokens, lay.BlockTokens) > uint32(e.cfg.Limits.Blocks) {
+		return fmt.Errorf("%w: %d tokens in a region of %d blocks of %d", ErrInvalid, m.tokens, lay.Blocks, lay.BlockTokens)
 	}
 	if len(m.meta) > e.cfg.Limits.MetaBytes {
 		return fmt.Errorf("%w: %d bytes of meta, at most %d", ErrLimit, len(m.meta), e.cfg.Limits.MetaBytes)
@@ -334,7 +348,7 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	if err := e.book.claim(t.Nonce, t.Deadline, e.now()); err != nil {
 		return err
 	}
-	l := &targetLease{sourceID: id, srcLayout: m.layout, received: make(map[int]uint64)}
+	l := &targetLease{sourceID: id, srcLayouts: m.layouts, received: make(map[int]uint64)}
 	if err := e.initLease(&l.lease, client, t, m.ticket, m.tokens); err != nil {
 		return err
 	}
@@ -365,7 +379,7 @@ func (c *channel) addTarget(l *targetLease, meta []byte) error {
 		l.ch = c
 		c.targets[l.sourceID] = l
 		l.client.emit(Event{
-			Kind: EventPresented, State: LeaseOpen, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Meta: meta, Layout: l.srcLayout, PEngine: l.ticket.PEngine,
+			Kind: EventPresented, State: LeaseOpen, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Meta: meta, Layouts: l.srcLayouts, PEngine: l.ticket.PEngine,
 		})
 	}
 	l.mu.Unlock()
@@ -400,7 +414,7 @@ func (c *channel) bindTarget(l *targetLease, g geometry, blocks, lent []uint32) 
 		l.peerHolds = true
 	}
 	l.state, l.geom, l.dstBlocks, l.lent = LeaseBound, g, blocks, lent
-	l.landed = newBitmap(g.bits())
+	l.landed = newBitmap(g.bits)
 	c.bound[l.id] = l
 	return nil
 }

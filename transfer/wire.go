@@ -1,6 +1,6 @@
 package transfer
 
-// The wire between two daemons, version 1. Byte order is little-endian throughout, every field has a fixed width, and
+// The wire between two daemons, version 2. Byte order is little-endian throughout, every field has a fixed width, and
 // lengths are checked against limits before anything is allocated or read.
 //
 // A channel is one TCP connection for control and, for the TCP transport, one more a lane. All of them go to the peer's
@@ -36,17 +36,21 @@ package transfer
 //	   6 PONG      0    answer to PING, at once, with its stamp
 //	  16 PRESENT   1    a ticket is presented
 //	                      0  352 ticket
-//	                    352  128 layout of the source region
-//	                    480    4 tokens of the request
-//	                    484    4 size of meta, at most the peer's limit (65536)
-//	                    488      meta
+//	                    352    4 tokens of the request
+//	                    356    4 size of meta, at most the peer's limit (65536)
+//	                    360    4 n: regions of the source's shard set, 1 to 64
+//	                    364    4 reserved, 0
+//	                    368 128n their layouts, in order of rank
+//	                      .      meta
 //	  17 BOUND     2    the ticket was bound
 //	                      0    8 lease: the id the target's daemon gave it, which data frames carry
 //	                      8    8 epoch of the target's daemon, which data frames carry
-//	                     16  128 layout of the destination region
-//	                    144    4 first token wanted
-//	                    148    4 number of blocks that follow
-//	                    152  4*n destination block ids in the request's order
+//	                     16    4 first token wanted
+//	                     20    4 n: regions of the destination's shard set, 1 to 64
+//	                     24    4 b: blocks
+//	                     28    4 reserved, 0
+//	                     32 128n layouts of the regions, in order of rank
+//	                      .   4b destination block ids in the request's order
 //	  18 REFUSED   2    the ticket was not bound and never will be
 //	                      0      reason
 //	  19 LANDED    2    pieces were counted; many at a time
@@ -77,12 +81,12 @@ package transfer
 //
 //	offset size field
 //	     0    4 magic "HRD1"
-//	     4    2 version, 1
+//	     4    2 version, 2
 //	     6    2 flags, 0
 //	     8    8 lease: the id the target's daemon gave it (BOUND)
 //	    16    8 epoch of the target's daemon (BOUND)
 //	    24    4 piece id, given by the sender, answered in LANDED
-//	    28    4 layer
+//	    28    4 stripe: layer times the number of pairs of regions, plus the pair (shards.go)
 //	    32    4 first unit: block index of the request, in source blocks
 //	    36    4 number of units
 //	    40    4 part: in units larger than 1048576 bytes, which part of that size; the number of units is 1 then
@@ -121,6 +125,7 @@ const (
 	FramePayloadMax  = 2 << 20
 	DataHeaderSize   = 56
 	DataTrailerSize  = 16
+	dataVersion      = 2
 	reasonMax        = 512
 	landedMax        = 4096
 	lanesMax         = 64
@@ -323,48 +328,73 @@ func parseStamp(b []byte) (uint64, error) {
 }
 
 type presentMsg struct {
-	ticket []byte
-	layout Layout
-	tokens uint32
-	meta   []byte
+	ticket  []byte
+	layouts []Layout
+	tokens  uint32
+	meta    []byte
 }
 
 func (m presentMsg) frame(lease LeaseID) []byte {
-	b := newFrame(framePresent, roleSource, lease, ticket.Size+LayoutSize+8+len(m.meta))
+	b := newFrame(framePresent, roleSource, lease, ticket.Size+16+LayoutSize*len(m.layouts)+len(m.meta))
 	b = append(b, m.ticket...)
-	b, _ = m.layout.AppendBinary(b)
-	b = binary.LittleEndian.AppendUint32(b, m.tokens)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.meta)))
-	return finishFrame(append(b, m.meta...))
+	for _, v := range [...]uint32{m.tokens, uint32(len(m.meta)), uint32(len(m.layouts)), 0} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
+	return finishFrame(append(appendLayouts(b, m.layouts), m.meta...))
 }
 
 func parsePresent(b []byte) (m presentMsg, err error) {
-	const fixed = ticket.Size + LayoutSize + 8
-	if len(b) < fixed || uint64(binary.LittleEndian.Uint32(b[fixed-4:])) != uint64(len(b)-fixed) || len(b)-fixed > metaBytesLimit {
+	const fixed = ticket.Size + 16
+	le := binary.LittleEndian
+	if len(b) < fixed || le.Uint32(b[fixed-4:]) != 0 {
 		return m, malformed("present", b)
 	}
-	m.ticket, m.meta = b[:ticket.Size], b[fixed:]
-	m.tokens = binary.LittleEndian.Uint32(b[fixed-8:])
-	m.layout, err = UnmarshalLayout(b[ticket.Size : ticket.Size+LayoutSize])
+	meta, n := uint64(le.Uint32(b[fixed-12:])), uint64(le.Uint32(b[fixed-8:]))
+	if n == 0 || n > ShardsMax || meta > metaBytesLimit || fixed+LayoutSize*n+meta != uint64(len(b)) {
+		return m, malformed("present", b)
+	}
+	m.ticket, m.meta = b[:ticket.Size], b[fixed+LayoutSize*n:]
+	m.tokens = le.Uint32(b[ticket.Size:])
+	m.layouts, err = parseLayouts(b[fixed : fixed+LayoutSize*n])
 	return m, err
+}
+
+func appendLayouts(b []byte, ls []Layout) []byte {
+	for i := range ls {
+		b, _ = ls[i].AppendBinary(b)
+	}
+	return b
+}
+
+// parseLayouts decodes layouts that follow each other.
+func parseLayouts(b []byte) ([]Layout, error) {
+	ls := make([]Layout, len(b)/LayoutSize)
+	for i := range ls {
+		var err error
+		if ls[i], err = UnmarshalLayout(b[LayoutSize*i : LayoutSize*(i+1)]); err != nil {
+			return nil, err
+		}
+	}
+	return ls, nil
 }
 
 type boundMsg struct {
 	target     LeaseID
 	epoch      uint64
-	layout     Layout
+	layouts    []Layout
 	firstToken uint32
 	blocks     []uint32
 }
 
 func (m boundMsg) frame(lease LeaseID) []byte {
 	le := binary.LittleEndian
-	b := newFrame(frameBound, roleTarget, lease, 24+LayoutSize+4*len(m.blocks))
+	b := newFrame(frameBound, roleTarget, lease, 32+LayoutSize*len(m.layouts)+4*len(m.blocks))
 	b = le.AppendUint64(b, uint64(m.target))
 	b = le.AppendUint64(b, m.epoch)
-	b, _ = m.layout.AppendBinary(b)
-	b = le.AppendUint32(b, m.firstToken)
-	b = le.AppendUint32(b, uint32(len(m.blocks)))
+	for _, v := range [...]uint32{m.firstToken, uint32(len(m.layouts)), uint32(len(m.blocks)), 0} {
+		b = le.AppendUint32(b, v)
+	}
+	b = appendLayouts(b, m.layouts)
 	for _, id := range m.blocks {
 		b = le.AppendUint32(b, id)
 	}
@@ -372,18 +402,22 @@ func (m boundMsg) frame(lease LeaseID) []byte {
 }
 
 func parseBound(b []byte) (m boundMsg, err error) {
-	const fixed = 24 + LayoutSize
+	const fixed = 32
 	le := binary.LittleEndian
-	if len(b) < fixed || uint64(len(b)-fixed) != 4*uint64(le.Uint32(b[fixed-4:])) {
+	if len(b) < fixed || le.Uint32(b[28:]) != 0 {
+		return m, malformed("bound", b)
+	}
+	n, blocks := uint64(le.Uint32(b[20:])), uint64(le.Uint32(b[24:]))
+	if n == 0 || n > ShardsMax || fixed+LayoutSize*n+4*blocks != uint64(len(b)) {
 		return m, malformed("bound", b)
 	}
 	m.target, m.epoch = LeaseID(le.Uint64(b)), le.Uint64(b[8:])
-	m.firstToken = le.Uint32(b[fixed-8:])
-	m.blocks = make([]uint32, (len(b)-fixed)/4)
+	m.firstToken = le.Uint32(b[16:])
+	m.blocks = make([]uint32, blocks)
 	for i := range m.blocks {
-		m.blocks[i] = le.Uint32(b[fixed+4*i:])
+		m.blocks[i] = le.Uint32(b[fixed+LayoutSize*int(n)+4*i:])
 	}
-	m.layout, err = UnmarshalLayout(b[16 : 16+LayoutSize])
+	m.layouts, err = parseLayouts(b[fixed : fixed+LayoutSize*n])
 	return m, err
 }
 
@@ -468,14 +502,16 @@ func parseRevoke(b []byte) (LeaseState, string, error) {
 	return LeaseState(s), reason, err
 }
 
-// Piece names what one write carries: the units [First, First+Count) of a layer, or one part of one unit.
+// Piece names what one write carries: of one layer and one pair of regions, the units [First, First+Count), or one part
+// of one unit.
 type Piece struct {
-	Lease               LeaseID // the target's
-	Epoch               uint64  // of the target's daemon
-	ID                  uint32  // given by the source, answered when it landed
-	Layer, First, Count uint32
-	Part                uint32
-	Bytes               uint32
+	Lease        LeaseID // the target's
+	Epoch        uint64  // of the target's daemon
+	ID           uint32  // given by the source, answered when it landed
+	Stripe       uint32  // layer times the number of pairs of regions, plus the pair
+	First, Count uint32
+	Part         uint32
+	Bytes        uint32
 }
 
 var (
@@ -488,11 +524,11 @@ var (
 func (p *Piece) PutHeader(b *[DataHeaderSize]byte) {
 	le := binary.LittleEndian
 	copy(b[:], dataMagic[:])
-	le.PutUint16(b[4:], 1)
+	le.PutUint16(b[4:], dataVersion)
 	le.PutUint16(b[6:], 0)
 	le.PutUint64(b[8:], uint64(p.Lease))
 	le.PutUint64(b[16:], p.Epoch)
-	for i, v := range [...]uint32{p.ID, p.Layer, p.First, p.Count, p.Part, p.Bytes} {
+	for i, v := range [...]uint32{p.ID, p.Stripe, p.First, p.Count, p.Part, p.Bytes} {
 		le.PutUint32(b[24+4*i:], v)
 	}
 	le.PutUint32(b[48:], crc32.Checksum(b[:48], castagnoli))
@@ -503,14 +539,14 @@ func (p *Piece) PutHeader(b *[DataHeaderSize]byte) {
 func ParseHeader(b *[DataHeaderSize]byte) (Piece, error) {
 	le := binary.LittleEndian
 	var p Piece
-	if [4]byte(b[:4]) != dataMagic || le.Uint16(b[4:]) != 1 || le.Uint16(b[6:]) != 0 || le.Uint32(b[52:]) != 0 {
+	if [4]byte(b[:4]) != dataMagic || le.Uint16(b[4:]) != dataVersion || le.Uint16(b[6:]) != 0 || le.Uint32(b[52:]) != 0 {
 		return p, fmt.Errorf("%w: not a data frame header: % x", ErrProtocol, b[:8])
 	}
 	if sum := crc32.Checksum(b[:48], castagnoli); sum != le.Uint32(b[48:]) {
 		return p, fmt.Errorf("%w: data frame header has checksum %08x, says %08x", ErrProtocol, sum, le.Uint32(b[48:]))
 	}
 	p.Lease, p.Epoch = LeaseID(le.Uint64(b[8:])), le.Uint64(b[16:])
-	for i, f := range [...]*uint32{&p.ID, &p.Layer, &p.First, &p.Count, &p.Part, &p.Bytes} {
+	for i, f := range [...]*uint32{&p.ID, &p.Stripe, &p.First, &p.Count, &p.Part, &p.Bytes} {
 		*f = le.Uint32(b[24+4*i:])
 	}
 	if p.Bytes == 0 || p.Bytes > PieceMax {

@@ -27,18 +27,19 @@ import (
 
 // Config describes a worker. Zero values take the defaults named beside the fields.
 type Config struct {
-	ID          string // engine id at the daemon and in the registry
-	Role        string // prefill, decode or both: what the router should use it for; any worker serves whole requests too (both)
-	ModelPath   string
-	ModelName   string // as clients name it (the file's name without extension and quantization: Model-1B.Q4_1.gguf is Model-1B)
-	Listener    net.Listener
-	Socket      string // the node daemon's; "" for none
-	Threads     int    // all cores
-	KVBytes     uint64 // 512 MiB
-	BlockTokens int    // 16
-	BatchTokens int    // 128
-	BodyMax     int64  // of a request, bytes (32 MiB and a little, what the router lets through)
-	Logger      *slog.Logger
+	ID             string // engine id at the daemon and in the registry
+	Role           string // prefill, decode or both: what the router should use it for; any worker serves whole requests too (both)
+	ModelPath      string
+	ModelName      string // as clients name it (the file's name without extension and quantization: Model-1B.Q4_1.gguf is Model-1B)
+	Listener       net.Listener
+	Socket         string // the node daemon's; "" for none
+	Threads        int    // all cores
+	KVBytes        uint64 // 512 MiB
+	BlockTokens    int    // 16
+	TensorParallel int    // ranks the key heads are divided over, each with memory of its own (1)
+	BatchTokens    int    // 128
+	BodyMax        int64  // of a request, bytes (32 MiB and a little, what the router lets through)
+	Logger         *slog.Logger
 
 	// OnReady is called once, when requests are served. OnNode is called whenever the daemon came or went (nil).
 	OnReady func(Info)
@@ -75,6 +76,9 @@ func (c *Config) defaults() error {
 	if c.BlockTokens == 0 {
 		c.BlockTokens = 16
 	}
+	if c.TensorParallel == 0 {
+		c.TensorParallel = 1
+	}
 	if c.BodyMax == 0 {
 		c.BodyMax = 33 << 20
 	}
@@ -102,7 +106,7 @@ type worker struct {
 	tok    *tokenizer.Tokenizer
 	tmpl   *chat.Template
 	cache  *model.Cache
-	memory *memfd.Memory
+	memory []*memfd.Memory // one a tensor-parallel rank
 	engine *engine.Engine
 }
 
@@ -118,7 +122,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	cfg.Logger.Info("model is loaded", "model", cfg.ModelName, "kernel", w.model.KernelName(), "threads", w.model.Threads(),
-		"blocks", w.cache.Blocks, "block_tokens", w.cache.BlockTokens, "took", time.Since(started).Round(time.Millisecond))
+		"blocks", w.cache.Blocks, "block_tokens", w.cache.BlockTokens, "tensor_parallel", len(w.cache.Shards), "took", time.Since(started).Round(time.Millisecond))
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -172,34 +176,42 @@ func openTemplate(m *model.Model, tok *tokenizer.Tokenizer) (*chat.Template, err
 	return chat.New(source, chat.Options{BOS: text(tok.BOS()), EOS: text(tok.EOS())})
 }
 
-// allocate makes the KV cache in memory that can be lent.
+// allocate makes the KV cache in memory that can be lent, in one piece for each tensor-parallel rank.
 func (w *worker) allocate() error {
-	floats, err := w.model.ShardFloats(1, w.cfg.BlockTokens, 1)
+	ranks := w.cfg.TensorParallel
+	floats, err := w.model.ShardFloats(1, w.cfg.BlockTokens, ranks)
 	if err != nil {
 		return err
 	}
 	perBlock := uint64(floats) * 4
-	blocks := int(w.cfg.KVBytes / perBlock)
+	blocks := int(w.cfg.KVBytes / uint64(ranks) / perBlock)
 	if blocks < 2 {
-		return fmt.Errorf("allocate KV cache: %d bytes hold %d blocks of %d tokens (%d bytes each); give at least two blocks",
-			w.cfg.KVBytes, blocks, w.cfg.BlockTokens, perBlock)
+		return fmt.Errorf("allocate KV cache: %d bytes hold %d blocks of %d tokens (%d bytes each in each of %d ranks); give at least two blocks",
+			w.cfg.KVBytes, blocks, w.cfg.BlockTokens, perBlock, ranks)
 	}
-	if w.memory, err = memfd.Create("headrace-kv", uint64(blocks)*perBlock); err != nil {
-		return fmt.Errorf("allocate KV cache: %w", err)
+	var shards [][]float32
+	for rank := range ranks {
+		m, err := memfd.Create(fmt.Sprintf("headrace-kv-%d", rank), uint64(blocks)*perBlock)
+		if err != nil {
+			return fmt.Errorf("allocate KV cache: %w", err)
+		}
+		w.memory = append(w.memory, m)
+		shards = append(shards, m.Float32s())
 	}
-	w.cache, err = w.model.CacheOver(blocks, w.cfg.BlockTokens, [][]float32{w.memory.Float32s()})
+	w.cache, err = w.model.CacheOver(blocks, w.cfg.BlockTokens, shards)
 	return err
 }
 
-// layout describes the cache as package model lays it out: [layer][block][K, V][token][head][dimension] of F32.
-func (w *worker) layout() transfer.Layout {
-	c, head := w.cache, uint64(w.model.HeadDim)*4
-	token := head * uint64(w.model.KVHeads)
+// layout describes a shard as package model lays it out: [layer][block][K, V][token][head][dimension] of F32.
+func (w *worker) layout(rank int) transfer.Layout {
+	c, s, head := w.cache, &w.cache.Shards[rank], uint64(w.model.HeadDim)*4
+	token := head * uint64(s.HeadCount)
 	plane := token * uint64(c.BlockTokens)
 	return transfer.Layout{
 		Fingerprint: w.model.Fingerprint, DType: transfer.F32,
 		Layers: uint32(c.Layers), Blocks: uint32(c.Blocks), BlockTokens: uint32(c.BlockTokens), Planes: 2,
-		Heads: uint32(w.model.KVHeads), HeadsTotal: uint32(w.model.KVHeads), HeadBytes: uint32(head), TPSize: 1,
+		Heads: uint32(s.HeadCount), HeadFirst: uint32(s.HeadFirst), HeadsTotal: uint32(w.model.KVHeads), HeadBytes: uint32(head),
+		TPRank: uint32(rank), TPSize: uint32(len(c.Shards)),
 		LayerStride: 2 * plane * uint64(c.Blocks), BlockStride: 2 * plane, PlaneStride: plane, TokenStride: token, HeadStride: head,
 	}
 }
@@ -210,16 +222,20 @@ type daemon struct{ *nodeclient.Client }
 func (d daemon) NodeID() string { return d.Info().NodeID }
 func (d daemon) Epoch() uint64  { return d.Info().Epoch }
 
-func (w *worker) dial(ctx context.Context, onEvent func(transfer.Event)) (engine.Daemon, transfer.RegionID, error) {
+func (w *worker) dial(ctx context.Context, onEvent func(transfer.Event)) (engine.Daemon, []transfer.RegionID, error) {
 	c, err := nodeclient.Dial(ctx, w.cfg.Socket, nodeclient.Options{EngineID: w.cfg.ID, OnEvent: onEvent, Logger: w.cfg.Logger})
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
-	region, err := c.RegisterRegion(ctx, w.memory.FD(), w.memory.Size(), w.layout())
-	if err != nil {
-		return nil, 0, errors.Join(fmt.Errorf("lend the KV cache: %w", err), c.Close())
+	var regions []transfer.RegionID
+	for rank, m := range w.memory {
+		region, err := c.RegisterRegion(ctx, m.FD(), m.Size(), w.layout(rank))
+		if err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("lend the KV cache: %w", err), c.Close())
+		}
+		regions = append(regions, region)
 	}
-	return daemon{c}, region, nil
+	return daemon{c}, regions, nil
 }
 
 func (w *worker) nodeChanged(d engine.Daemon) {
@@ -248,8 +264,8 @@ func (w *worker) close() error {
 	if w.engine != nil {
 		w.engine.Close()
 	}
-	if w.memory != nil {
-		errs = append(errs, w.memory.Close())
+	for _, m := range w.memory {
+		errs = append(errs, m.Close())
 	}
 	if w.model != nil {
 		errs = append(errs, w.model.Close())

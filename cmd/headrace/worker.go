@@ -46,13 +46,14 @@ func (a *app) worker() *cobra.Command {
 	fs.Var(&kvMemory, "kv-memory", "KV cache, as 512MiB (default 512MiB)")
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	fs.IntVar(&cfg.BlockTokens, "block-tokens", 0, "tokens of a KV block (default 16)")
+	fs.IntVar(&cfg.TensorParallel, "tensor-parallel", 0, "ranks that share the KV heads, each with memory of its own (default 1)")
 	fs.IntVar(&cfg.BatchTokens, "batch-tokens", 0, "tokens computed in a step (default 128)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
 		}
-		if cfg.Threads < 0 || cfg.BlockTokens < 0 || cfg.BatchTokens < 0 {
-			return config.Misused(errors.New("--threads, --block-tokens and --batch-tokens cannot be negative"))
+		if cfg.Threads < 0 || cfg.BlockTokens < 0 || cfg.BatchTokens < 0 || cfg.TensorParallel < 0 {
+			return config.Misused(errors.New("--threads, --block-tokens, --tensor-parallel and --batch-tokens cannot be negative"))
 		}
 		if cfg.Role != "prefill" && cfg.Role != "decode" && cfg.Role != "both" {
 			return config.Misused(fmt.Errorf("--role %q: use prefill, decode or both", cfg.Role))

@@ -51,7 +51,7 @@ func documented(t *testing.T) map[string]string {
 	}
 	out["LAYOUT"] = hex.EncodeToString(layout)
 	var head [transfer.DataHeaderSize]byte
-	p := transfer.Piece{Lease: 5, Epoch: 0x1122334455667788, ID: 9, Layer: 1, First: 0, Count: 3, Bytes: 12288}
+	p := transfer.Piece{Lease: 5, Epoch: 0x1122334455667788, ID: 9, Stripe: 1, First: 0, Count: 3, Bytes: 12288}
 	p.PutHeader(&head)
 	out["DATA_HEADER"] = hex.EncodeToString(head[:])
 	var trailer [transfer.DataTrailerSize]byte
@@ -127,7 +127,7 @@ func TestProtocolDocumentHandshake(t *testing.T) {
 		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 		hello := make([]byte, 200)
 		copy(hello, "HEADRACE")
-		for i, v := range []uint16{1, 1, c.kind, 0} {
+		for i, v := range []uint16{2, 2, c.kind, 0} {
 			binary.LittleEndian.PutUint16(hello[8+2*i:], v)
 		}
 		copy(hello[16:64], bytes.Repeat([]byte{byte(len(name))}, 48)) // a channel of its own

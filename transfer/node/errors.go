@@ -62,11 +62,13 @@ func toWire(ev transfer.Event) (wire.Event, error) {
 	}
 	switch ev.Kind {
 	case transfer.EventPresented:
-		layout, err := ev.Layout.MarshalBinary()
-		if err != nil {
-			return w, err
+		for _, l := range ev.Layouts {
+			var err error
+			if w.Layouts, err = l.AppendBinary(w.Layouts); err != nil {
+				return w, err
+			}
 		}
-		w.Layout, w.Text, w.Data = layout, ev.PEngine, ev.Meta
+		w.Text, w.Data = ev.PEngine, ev.Meta
 	case transfer.EventSettled:
 		w.Data = ev.Record
 	}

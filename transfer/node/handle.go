@@ -29,14 +29,14 @@ func (c *conn) handle(f *wire.Frame) {
 	case wire.RegisterRegion:
 		answer(c.register(f, m))
 	case wire.Present:
-		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Region: transfer.RegionID(m.Region), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
+		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Regions: regions(m.Regions), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
 		answer(uint64(id), err)
 	case wire.Push:
 		answer(0, c.client.Push(transfer.LeaseID(m.Lease), units(m.Units), m.Seq))
 	case wire.Handoff:
 		answer(0, c.client.Handoff(transfer.LeaseID(m.Lease), m.Record))
 	case wire.Bind:
-		id, err := c.client.Bind(transfer.BindReq{Ticket: m.Ticket, Region: transfer.RegionID(m.Region), FirstToken: m.FirstToken, Blocks: m.Blocks})
+		id, err := c.client.Bind(transfer.BindReq{Ticket: m.Ticket, Regions: regions(m.Regions), FirstToken: m.FirstToken, Blocks: m.Blocks})
 		answer(uint64(id), err)
 	case wire.Refuse:
 		answer(0, c.client.Refuse(m.Ticket, m.Reason))
@@ -121,6 +121,14 @@ func (c *conn) status(request uint64) {
 		return
 	}
 	c.send(request, wire.StatusOK{JSON: doc})
+}
+
+func regions(in []uint64) []transfer.RegionID {
+	out := make([]transfer.RegionID, len(in))
+	for i, id := range in {
+		out[i] = transfer.RegionID(id)
+	}
+	return out
 }
 
 func units(in []wire.Unit) []transfer.Unit {

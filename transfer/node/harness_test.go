@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -343,11 +344,11 @@ func newRemoteAttempt(p *engine, pNode string, d *engine, edit ...func(*ticket.T
 }
 
 func (a *attempt) presentReq() transfer.PresentReq {
-	return transfer.PresentReq{Ticket: a.ticket, Peer: a.addr, Region: a.p.region, Tokens: a.tokens, Blocks: a.from, Meta: []byte("meta")}
+	return transfer.PresentReq{Ticket: a.ticket, Peer: a.addr, Regions: []transfer.RegionID{a.p.region}, Tokens: a.tokens, Blocks: a.from, Meta: []byte("meta")}
 }
 
 func (a *attempt) bindReq() transfer.BindReq {
-	return transfer.BindReq{Ticket: a.ticket, Region: a.d.region, FirstToken: a.first, Blocks: a.to}
+	return transfer.BindReq{Ticket: a.ticket, Regions: []transfer.RegionID{a.d.region}, FirstToken: a.first, Blocks: a.to}
 }
 
 func (a *attempt) bind() {
@@ -357,7 +358,7 @@ func (a *attempt) bind() {
 		a.t.Fatal(err)
 	}
 	ev := a.d.until(a.nonce, transfer.EventPresented)
-	if ev.Tokens != a.tokens || string(ev.Meta) != "meta" || ev.PEngine != a.p.id || ev.Layout != a.p.layout {
+	if ev.Tokens != a.tokens || string(ev.Meta) != "meta" || ev.PEngine != a.p.id || !slices.Equal(ev.Layouts, []transfer.Layout{a.p.layout}) {
 		a.t.Errorf("presented: %+v", ev)
 	}
 	if a.dLease, err = a.d.Bind(a.t.Context(), a.bindReq()); err != nil {

@@ -257,7 +257,7 @@ func TestRefusedBindings(t *testing.T) {
 		t.Errorf("push after the end: %v", err)
 	}
 	for name, edit := range map[string]func(*transfer.BindReq){
-		"region":     func(r *transfer.BindReq) { r.Region += 100 },
+		"region":     func(r *transfer.BindReq) { r.Regions[0] += 100 },
 		"blocks":     func(r *transfer.BindReq) { r.Blocks = r.Blocks[:1] },
 		"range":      func(r *transfer.BindReq) { r.Blocks[0] = 1 << 30 },
 		"twice":      func(r *transfer.BindReq) { r.Blocks[0] = r.Blocks[1] },
@@ -358,9 +358,9 @@ func TestShutdownTellsEngines(t *testing.T) {
 func TestSlowEngineIsDisconnected(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm", EventFrames: 16})
 	c := rawDial(t, r.Socket)
-	c.hello("slow", 1, 1)
+	c.hello("slow", 2, 2)
 	c.expect(wire.TypeHelloOK)
-	b, err := wire.AppendFrame(nil, 1, 0, 9, wire.Status{})
+	b, err := wire.AppendFrame(nil, 2, 0, 9, wire.Status{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func engineChild(doc string) error {
 	if err != nil {
 		return err
 	}
-	lease, err := client.Present(ctx, transfer.PresentReq{Ticket: c.Ticket, Peer: c.Peer, Region: region, Tokens: c.Tokens, Blocks: c.Blocks, Meta: []byte("meta")})
+	lease, err := client.Present(ctx, transfer.PresentReq{Ticket: c.Ticket, Peer: c.Peer, Regions: []transfer.RegionID{region}, Tokens: c.Tokens, Blocks: c.Blocks, Meta: []byte("meta")})
 	if err != nil {
 		return err
 	}

@@ -102,34 +102,34 @@ func (c *rawConn) ended() {
 func TestHello(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
 	c := rawDial(t, r.Socket)
-	c.hello("new", 1, 9) // a newer engine that still speaks 1
+	c.hello("new", 2, 9) // a newer engine that still speaks 2
 	ok := c.expect(wire.TypeHelloOK).(wire.HelloOK)
-	if ok.Version != 1 || ok.NodeID != "node-a" || ok.Epoch != r.Epoch || ok.PID != uint32(r.PID) || ok.PingMS == 0 || ok.SilenceMS == 0 {
+	if ok.Version != 2 || ok.NodeID != "node-a" || ok.Epoch != r.Epoch || ok.PID != uint32(r.PID) || ok.PingMS == 0 || ok.SilenceMS == 0 {
 		t.Errorf("%+v", ok)
 	}
-	c.hello("new", 1, 1)
+	c.hello("new", 2, 2)
 	c.refused(1, wire.CodeState, "once")
 
 	for name, say := range map[string]func(c *rawConn){
-		"versions 2 to 3": func(c *rawConn) { c.hello("x", 2, 3) },
-		"engine 0 to 0":   func(c *rawConn) { c.hello("x", 0, 0) },
+		"versions 3 to 4": func(c *rawConn) { c.hello("x", 3, 4) },
+		"engine 0 to 1":   func(c *rawConn) { c.hello("x", 0, 1) },
 	} {
 		c := rawDial(t, r.Socket)
 		say(c)
-		c.refused(1, wire.CodeVersion, "this daemon speaks protocol versions 1 to 1")
+		c.refused(1, wire.CodeVersion, "this daemon speaks protocol versions 2 to 2")
 		c.ended()
 		_ = name
 	}
 	c = rawDial(t, r.Socket)
-	c.send(1, 0, 5, wire.Ping{})
+	c.send(2, 0, 5, wire.Ping{})
 	c.refused(5, wire.CodeState, "want HELLO")
 	c.ended()
 	c = rawDial(t, r.Socket)
-	c.send(1, 0, 5, wire.Hello{VersionMin: 1, VersionMax: 1, EngineID: "x"}, 0)
+	c.send(2, 0, 5, wire.Hello{VersionMin: 2, VersionMax: 2, EngineID: "x"}, 0)
 	c.refused(5, wire.CodeDescriptor, "descriptors came with HELLO")
 	c.ended()
 	c = rawDial(t, r.Socket)
-	c.hello(strings.Repeat("x", wire.MaxName), 1, 1) // longer than the transfer engine takes
+	c.hello(strings.Repeat("x", wire.MaxName), 2, 2) // longer than the transfer engine takes
 	c.refused(1, wire.CodeInvalid, "")
 	c.ended()
 }
@@ -139,35 +139,35 @@ func TestMalformedRequests(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
 	before := openFDs(t)
 	c := rawDial(t, r.Socket)
-	c.hello("e", 1, 1)
+	c.hello("e", 2, 2)
 	c.expect(wire.TypeHelloOK)
-	c.send(1, 0, 2, wire.RegisterRegion{Size: 4096})
+	c.send(2, 0, 2, wire.RegisterRegion{Size: 4096})
 	c.refused(2, wire.CodeDescriptor, "no descriptor")
-	c.send(1, 0, 3, wire.RegisterRegion{Size: 4096}, 0, 1)
+	c.send(2, 0, 3, wire.RegisterRegion{Size: 4096}, 0, 1)
 	c.refused(3, wire.CodeDescriptor, "2 descriptors")
-	c.send(1, 0, 4, wire.RegisterRegion{Size: 4096}, make([]int, 200)...)
+	c.send(2, 0, 4, wire.RegisterRegion{Size: 4096}, make([]int, 200)...)
 	c.refused(4, wire.CodeDescriptor, "truncated")
-	c.send(1, 0, 5, wire.Ping{}, 0)
+	c.send(2, 0, 5, wire.Ping{}, 0)
 	c.refused(5, wire.CodeDescriptor, "only REGISTER_REGION")
-	c.send(1, 0, 6, wire.RegisterRegion{Size: 4096, Layout: []byte("nonsense")}, 0)
+	c.send(2, 0, 6, wire.RegisterRegion{Size: 4096, Layout: []byte("nonsense")}, 0)
 	c.refused(6, wire.CodeLayout, "")
-	c.send(1, 0, 0, wire.Ping{})
+	c.send(2, 0, 0, wire.Ping{})
 	c.refused(0, wire.CodeMalformed, "without a request id")
-	c.send(2, 0, 7, wire.Ping{})
-	c.refused(7, wire.CodeVersion, "agreed was 1")
-	c.send(1, 2, 8, wire.Push{})
+	c.send(1, 0, 7, wire.Ping{})
+	c.refused(7, wire.CodeVersion, "agreed was 2")
+	c.send(2, 2, 8, wire.Push{})
 	c.refused(8, wire.CodeMalformed, "flags")
-	c.send(1, wire.FlagQuiet, 9, wire.Ping{})
+	c.send(2, wire.FlagQuiet, 9, wire.Ping{})
 	c.refused(9, wire.CodeMalformed, "flags")
-	c.send(1, 0, 10, wire.OK{})
+	c.send(2, 0, 10, wire.OK{})
 	c.refused(10, wire.CodeUnknownType, "not a request")
-	c.send(1, 0, 11, wire.Event{Kind: 0x99})
+	c.send(2, 0, 11, wire.Event{Kind: 0x99})
 	c.refused(11, wire.CodeUnknownType, "not a request")
-	c.send(1, 0, 12, wire.Revoke{Lease: 77})
+	c.send(2, 0, 12, wire.Revoke{Lease: 77})
 	c.refused(12, wire.CodeUnknownLease, "")
-	c.send(1, wire.FlagQuiet, 13, wire.Push{Lease: 77})
+	c.send(2, wire.FlagQuiet, 13, wire.Push{Lease: 77})
 	c.refused(13, wire.CodeUnknownLease, "")
-	handoff, _ := wire.AppendFrame(nil, 1, 0, 14, wire.Handoff{Lease: 1, Record: []byte("x")})
+	handoff, _ := wire.AppendFrame(nil, 2, 0, 14, wire.Handoff{Lease: 1, Record: []byte("x")})
 	for i := range 4 {
 		handoff[wire.HeaderLen+8+i] = 0xff // a record of 4 GiB
 	}
@@ -175,7 +175,7 @@ func TestMalformedRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.refused(14, wire.CodeMalformed, "record of 4294967295 exceeds")
-	c.send(1, 0, 15, wire.Ping{Value: 42})
+	c.send(2, 0, 15, wire.Ping{Value: 42})
 	if m := c.expect(wire.TypePong).(wire.Pong); m.Value != 42 {
 		t.Errorf("pong %d", m.Value)
 	}
@@ -191,9 +191,9 @@ func TestLostFraming(t *testing.T) {
 		"length": func(b []byte) { b[11] = 0xff },
 	} {
 		c := rawDial(t, r.Socket)
-		c.hello(name, 1, 1)
+		c.hello(name, 2, 2)
 		c.expect(wire.TypeHelloOK)
-		b, _ := wire.AppendFrame(nil, 1, 0, 2, wire.Ping{})
+		b, _ := wire.AppendFrame(nil, 2, 0, 2, wire.Ping{})
 		edit(b)
 		if _, err := c.Write(b); err != nil {
 			t.Fatal(err)
@@ -215,16 +215,16 @@ func TestLostFraming(t *testing.T) {
 func TestSilentEngine(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
 	c := rawDial(t, r.Socket)
-	c.send(1, 0, 1, wire.Hello{VersionMin: 1, VersionMax: 1, SilenceMS: 50, EngineID: "silent"})
+	c.send(2, 0, 1, wire.Hello{VersionMin: 2, VersionMax: 2, SilenceMS: 50, EngineID: "silent"})
 	c.expect(wire.TypeHelloOK)
 	patient := rawDial(t, r.Socket)
-	patient.hello("patient", 1, 1)
+	patient.hello("patient", 2, 2)
 	patient.expect(wire.TypeHelloOK)
 	if ev := c.expect(wire.TypeGoodbye).(wire.Event); wire.Code(ev.Code) != wire.CodeSlow {
 		t.Errorf("%+v", ev)
 	}
 	c.ended()
-	patient.send(1, 0, 2, wire.Ping{})
+	patient.send(2, 0, 2, wire.Ping{})
 	patient.expect(wire.TypePong)
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
-// A client in another language, written from docs/protocol.md, moves a block.
+// A client in another language, written from docs/protocol.md, moves a block of two tensor-parallel ranks to one.
 func TestPythonClient(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -20,8 +20,8 @@ func TestPythonClient(t *testing.T) {
 	}
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "tcp"})
 	s := startNode(t, nodeConfig{NodeID: "node-b", Transport: "tcp"})
-	l := transfer.Layout{DType: transfer.F32, Layers: 1, Blocks: 4, BlockTokens: 16, Planes: 1, Heads: 1, HeadsTotal: 1, HeadBytes: 256, TPSize: 1,
-		LayerStride: 4 * 4096, BlockStride: 4096, PlaneStride: 4096, TokenStride: 256, HeadStride: 256}
+	l := transfer.Layout{DType: transfer.F32, Layers: 1, Blocks: 4, BlockTokens: 16, Planes: 1, Heads: 2, HeadsTotal: 2, HeadBytes: 256, TPSize: 1,
+		LayerStride: 4 * 8192, BlockStride: 8192, PlaneStride: 8192, TokenStride: 512, HeadStride: 256}
 	d := newEngine(t, s.Socket, "d", l)
 	tk := ticket.Ticket{Nonce: ticket.NewNonce(), PNode: "node-a", DNode: "node-b", PEngine: "python", DEngine: "d", Deadline: time.Now().Add(time.Minute)}
 	raw := ticket.Mint(clusterKey, tk)
@@ -49,14 +49,15 @@ func TestPythonClient(t *testing.T) {
 	if presented.Kind != transfer.EventPresented || string(presented.Meta) != "from python" || presented.PEngine != "python" {
 		t.Errorf("presented: %+v", presented)
 	}
-	if _, err := d.Bind(t.Context(), transfer.BindReq{Ticket: raw, Region: d.region, Blocks: []uint32{3}}); err != nil {
+	if _, err := d.Bind(t.Context(), transfer.BindReq{Ticket: raw, Regions: []transfer.RegionID{d.region}, Blocks: []uint32{3}}); err != nil {
 		t.Fatal(err)
 	}
 	if ev := d.until(tk.Nonce, transfer.EventSettled); string(ev.Record) != "record of python" {
 		t.Errorf("record %q", ev.Record)
 	}
-	for i, b := range block(d, 0, 3) {
-		if b != byte(i*7+3) {
+	for i, b := range block(d, 0, 3) { // of each token the head of rank 0, then that of rank 1
+		token, rank, at := i/512, i/256%2, i%256
+		if b != byte((token*256+at)*7+3+rank) {
 			t.Fatalf("byte %d of the block is %#x", i, b)
 		}
 	}

@@ -67,12 +67,12 @@ func benchScattered(b *testing.B, kib uint32, lanes int) {
 			Nonce: ticket.NewNonce(), PNode: "node", DNode: "node", PEngine: "prefill", DEngine: "decode",
 			Fingerprint: transporttest.Fingerprint, Deadline: time.Now().Add(time.Minute),
 		})
-		id, err := p.Present(transfer.PresentReq{Ticket: raw, Region: pr, Tokens: lay.Blocks * lay.BlockTokens, Blocks: src})
+		id, err := p.Present(transfer.PresentReq{Ticket: raw, Regions: []transfer.RegionID{pr}, Tokens: lay.Blocks * lay.BlockTokens, Blocks: src})
 		if err != nil {
 			b.Fatal(err)
 		}
 		wait(transfer.EventPresented, 1)
-		if _, err := d.Bind(transfer.BindReq{Ticket: raw, Region: dr, Blocks: dst}); err != nil {
+		if _, err := d.Bind(transfer.BindReq{Ticket: raw, Regions: []transfer.RegionID{dr}, Blocks: dst}); err != nil {
 			b.Fatal(err)
 		}
 		wait(transfer.EventBound, 1)

@@ -102,7 +102,7 @@ func runTarget(spec string) {
 		if ev.Kind != transfer.EventPresented {
 			continue
 		}
-		req := transfer.BindReq{Ticket: <-tickets, Region: b.region, Blocks: scattered(b.lay.Blocks, 2)}
+		req := transfer.BindReq{Ticket: <-tickets, Regions: []transfer.RegionID{b.region}, Blocks: scattered(b.lay.Blocks, 2)}
 		if _, err := b.c.Bind(req); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func present(t testing.TB, p *benchEngine, target *targetProcess) transfer.Lease
 	raw := ticket.Mint(transporttest.Key, tk)
 	fmt.Fprintln(target.in, base64.StdEncoding.EncodeToString(raw))
 	id, err := p.c.Present(transfer.PresentReq{
-		Ticket: raw, Peer: target.addr, Region: p.region, Tokens: p.lay.Blocks * p.lay.BlockTokens, Blocks: scattered(p.lay.Blocks, 1),
+		Ticket: raw, Peer: target.addr, Regions: []transfer.RegionID{p.region}, Tokens: p.lay.Blocks * p.lay.BlockTokens, Blocks: scattered(p.lay.Blocks, 1),
 	})
 	if err != nil {
 		t.Fatal(err)

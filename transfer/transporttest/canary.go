@@ -31,22 +31,27 @@ func canaryRounds() int {
 // testCanary cancels transfers at random moments from either side and overwrites the blocks at once, at each end as soon as
 // that end was told that it may. It is the proof of the fence: no byte may land in a block after its fence, and no byte of
 // a source block that was overwritten after its fence may be seen anywhere.
-func testCanary(t *testing.T, f Factory) {
-	canaries(t, f, Options{})
-}
+func testCanary(t *testing.T, f Factory) { canaries(t, f, Options{}, canaryRounds()) }
 
 // testCanaryChecksums is the same where both ends read every piece once more.
 func testCanaryChecksums(t *testing.T, f Factory) {
-	canaries(t, f, Options{Config: func(c *transfer.Config) { c.Checksum = transfer.ChecksumAlways }})
+	canaries(t, f, Options{Config: func(c *transfer.Config) { c.Checksum = transfer.ChecksumAlways }}, canaryRounds())
 }
 
-func canaries(t *testing.T, f Factory, o Options) {
+// testCanaryShards is the same with 2 source and 4 destination regions: the fence covers all of them.
+func testCanaryShards(t *testing.T, f Factory) {
+	src, dst := DefaultShape, DefaultShape
+	src.Shards, dst.Shards, dst.BlockTokens, dst.Blocks = 2, 4, 64, 16
+	canaries(t, f, Options{P: src, D: dst}, canaryRounds()/2)
+}
+
+func canaries(t *testing.T, f Factory, o Options, rounds int) {
 	defer CheckLeaks(t)()
 	r := NewRand()
 	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
-	for range canaryRounds() {
+	for range rounds {
 		q := p.NewRequest(r, uint32(200+r.IntN(300)), 0, patience)
 		earlier = withoutBlocks(earlier, q.Dst)
 		if cancelAtRandom(t, r, f, q) {
@@ -63,8 +68,8 @@ func canaries(t *testing.T, f Factory, o Options) {
 		}
 	}
 	t.Logf("%d cancelled in flight, %d settled before the cancel came", cancelled, settled)
-	if cancelled < canaryRounds()/4 {
-		t.Errorf("only %d of %d rounds were cancelled in flight: the test shows little", cancelled, canaryRounds())
+	if cancelled < rounds/4 {
+		t.Errorf("only %d of %d rounds were cancelled in flight: the test shows little", cancelled, rounds)
 	}
 	p.Close(t)
 }

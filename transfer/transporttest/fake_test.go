@@ -105,7 +105,7 @@ func TestFakeAlteredPieceIsSentAgain(t *testing.T) {
 func TestFakePieceAlwaysAlteredFailsTheLease(t *testing.T) {
 	defer CheckLeaks(t)()
 	faults := func(_, _ int, p transfer.Piece) Fault {
-		if p.Layer == 1 {
+		if p.Stripe == 1 {
 			return Flip
 		}
 		return None

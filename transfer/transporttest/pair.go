@@ -29,19 +29,33 @@ var Fingerprint = [32]byte{'t', 'e', 's', 't'}
 // Shape is the size of a test region.
 type Shape struct {
 	Layers, Blocks, BlockTokens, Heads, HeadBytes uint32
+	Shards                                        uint32 // regions the heads are divided over, evenly or nearly so; 0 is 1
 }
 
 // DefaultShape has 64 blocks of 64 KiB a layer: pieces of 16 units.
 var DefaultShape = Shape{Layers: 4, Blocks: 64, BlockTokens: 16, Heads: 4, HeadBytes: 512}
 
-// Layout is [layer][block][plane][token][head][bytes].
-func (s Shape) Layout() transfer.Layout {
+// Layout is [layer][block][plane][token][head][bytes] of the first shard.
+func (s Shape) Layout() transfer.Layout { return s.Layouts()[0] }
+
+// Layouts are those of all shards. With more shards than heads, heads are held by several.
+func (s Shape) Layouts() []transfer.Layout {
+	n := max(s.Shards, 1)
+	out := make([]transfer.Layout, n)
+	for rank := range n {
+		first, end := rank*s.Heads/n, (rank+1)*s.Heads/n
+		out[rank] = s.layout(rank, n, first, max(end-first, 1))
+	}
+	return out
+}
+
+func (s Shape) layout(rank, ranks, first, heads uint32) transfer.Layout {
 	l := transfer.Layout{
 		Fingerprint: Fingerprint, DType: transfer.F32, Layers: s.Layers, Blocks: s.Blocks, BlockTokens: s.BlockTokens, Planes: 2,
-		Heads: s.Heads, HeadsTotal: s.Heads, HeadBytes: s.HeadBytes, TPSize: 1,
+		Heads: heads, HeadFirst: first, HeadsTotal: s.Heads, HeadBytes: s.HeadBytes, TPRank: rank, TPSize: ranks,
 	}
 	l.HeadStride = uint64(s.HeadBytes)
-	l.TokenStride = l.HeadStride * uint64(s.Heads)
+	l.TokenStride = l.HeadStride * uint64(heads)
 	l.PlaneStride = l.TokenStride * uint64(s.BlockTokens)
 	l.BlockStride = l.PlaneStride * 2
 	l.LayerStride = l.BlockStride * uint64(s.Blocks)
@@ -95,15 +109,17 @@ func (m *Memory) FD(t testing.TB) int {
 	return fd
 }
 
-// Side is one inference engine with its daemon and one region.
+// Side is one inference engine with its daemon and its regions.
 type Side struct {
-	Engine *transfer.Engine
-	Client *transfer.Client
-	ID     string
-	Region transfer.RegionID
-	Layout transfer.Layout
-	Mem    *Memory
-	Pauses *transfer.Pauses
+	Engine  *transfer.Engine
+	Client  *transfer.Client
+	ID      string
+	Regions []transfer.RegionID // a shard set; what follows is in the same order
+	Layouts []transfer.Layout
+	Mems    []*Memory
+	Layout  transfer.Layout // the first region's
+	Mem     *Memory
+	Pauses  *transfer.Pauses
 
 	mu     sync.Mutex
 	events map[[16]byte][]transfer.Event
@@ -225,12 +241,17 @@ func (p *Pair) attach(t testing.TB, o Options) {
 		if s.Client, err = s.Engine.Attach(s.ID, s.event); err != nil {
 			t.Fatal(err)
 		}
-		s.Layout = shape.Layout()
-		size := s.Layout.LayerStride * uint64(s.Layout.Layers)
-		s.Mem = NewMemory(t, size)
-		if s.Region, err = s.Client.AddRegion(s.Mem.FD(t), size, s.Layout, 0); err != nil {
-			t.Fatal(err)
+		s.Layouts = shape.Layouts()
+		for _, l := range s.Layouts {
+			size := l.LayerStride * uint64(l.Layers)
+			mem := NewMemory(t, size)
+			region, err := s.Client.AddRegion(mem.FD(t), size, l, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Mems, s.Regions = append(s.Mems, mem), append(s.Regions, region)
 		}
+		s.Layout, s.Mem = s.Layouts[0], s.Mems[0]
 	}
 }
 
@@ -270,7 +291,9 @@ func (p *Pair) Close(t testing.TB) {
 		if err := s.Engine.Close(); err != nil {
 			t.Errorf("close engine: %v", err)
 		}
-		s.Mem.Close()
+		for _, m := range s.Mems {
+			m.Close()
+		}
 	}
 }
 

@@ -66,12 +66,14 @@ var noise = func() []byte {
 	return b
 }()
 
-// eachBlock gives the bytes of blocks, layer by layer. The shapes' blocks are contiguous.
+// eachBlock gives the bytes of blocks, shard by shard and layer by layer. The shapes' blocks are contiguous.
 func (s *Side) eachBlock(blocks []uint32, f func([]byte)) {
-	for layer := range s.Layout.Layers {
-		for _, b := range blocks {
-			off := uint64(layer)*s.Layout.LayerStride + uint64(b)*s.Layout.BlockStride
-			f(s.Mem.Bytes[off : off+s.Layout.BlockStride])
+	for i, l := range s.Layouts {
+		for layer := range l.Layers {
+			for _, b := range blocks {
+				off := uint64(layer)*l.LayerStride + uint64(b)*l.BlockStride
+				f(s.Mems[i].Bytes[off : off+l.BlockStride])
+			}
 		}
 	}
 }
@@ -90,7 +92,7 @@ func (s *Side) set(blocks []uint32, v byte) {
 func (q *Request) Present(t testing.TB, meta []byte) {
 	t.Helper()
 	id, err := q.Pair.P.Client.Present(transfer.PresentReq{
-		Ticket: q.Raw, Peer: q.Pair.Addr, Region: q.Pair.P.Region, Tokens: q.Tokens, Blocks: q.Src, Meta: meta,
+		Ticket: q.Raw, Peer: q.Pair.Addr, Regions: q.Pair.P.Regions, Tokens: q.Tokens, Blocks: q.Src, Meta: meta,
 	})
 	if err != nil {
 		t.Fatalf("present: %v", err)
@@ -102,7 +104,7 @@ func (q *Request) Present(t testing.TB, meta []byte) {
 func (q *Request) Bind(t testing.TB) {
 	t.Helper()
 	q.Pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
-	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: q.Pair.D.Region, FirstToken: q.FirstToken, Blocks: q.Dst})
+	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: q.Pair.D.Regions, FirstToken: q.FirstToken, Blocks: q.Dst})
 	if err != nil {
 		t.Fatalf("bind: %v", err)
 	}
@@ -138,30 +140,53 @@ func (q *Request) Settled(t testing.TB, record []byte) {
 	}
 }
 
-// CheckLanded compares every wanted element of the destination with the source, and what was not wanted with 0x80.
+// CheckLanded compares every wanted element of every shard of the destination with the source, and what was not wanted
+// with 0x80.
 func (q *Request) CheckLanded() error {
-	p, d := q.Pair.P, q.Pair.D
-	src, dst := p.Layout, d.Layout
-	row := uint64(src.Heads) * uint64(src.HeadBytes) // the shapes' heads are contiguous, all held at both ends
-	for layer := range uint64(src.Layers) {
-		for plane := range uint64(src.Planes) {
-			for tok := range uint64(len(q.Dst)) * uint64(dst.BlockTokens) {
-				at := layer*dst.LayerStride + uint64(q.Dst[tok/uint64(dst.BlockTokens)])*dst.BlockStride + plane*dst.PlaneStride + tok%uint64(dst.BlockTokens)*dst.TokenStride
-				got := d.Mem.Bytes[at : at+row]
-				if tok < uint64(q.FirstToken) || tok >= uint64(q.Tokens) {
-					if n := bytes.Count(got, []byte{0x80}); uint64(n) != row {
-						return fmt.Errorf("token %d of layer %d was not wanted and yet %d bytes were written", tok, layer, row-uint64(n))
+	for i, dst := range q.Pair.D.Layouts {
+		for layer := range dst.Layers {
+			for plane := range dst.Planes {
+				for tok := range uint32(len(q.Dst)) * dst.BlockTokens {
+					if err := q.checkToken(i, layer, plane, tok); err != nil {
+						return err
 					}
-					continue
-				}
-				from := layer*src.LayerStride + uint64(q.Src[tok/uint64(src.BlockTokens)])*src.BlockStride + plane*src.PlaneStride + tok%uint64(src.BlockTokens)*src.TokenStride
-				if !bytes.Equal(got, p.Mem.Bytes[from:from+row]) {
-					return fmt.Errorf("layer %d plane %d token %d differs from the source", layer, plane, tok)
 				}
 			}
 		}
 	}
 	return nil
+}
+
+func (q *Request) checkToken(shard int, layer, plane, tok uint32) error {
+	p, d := q.Pair.P, q.Pair.D
+	dst := &d.Layouts[shard]
+	size := uint64(dst.HeadBytes)
+	for h := dst.HeadFirst; h < dst.HeadFirst+dst.Heads; h++ {
+		got := element(dst, d.Mems[shard].Bytes, q.Dst, layer, plane, tok, h)
+		if tok < q.FirstToken || tok >= q.Tokens {
+			if n := uint64(bytes.Count(got, []byte{0x80})); n != size {
+				return fmt.Errorf("token %d of layer %d was not wanted and yet %d bytes of shard %d were written", tok, layer, size-n, shard)
+			}
+			continue
+		}
+		found := false // replicas hold the same head, each with a pattern of its own
+		for i := range p.Layouts {
+			if src := &p.Layouts[i]; h >= src.HeadFirst && h < src.HeadFirst+src.Heads {
+				found = found || bytes.Equal(got, element(src, p.Mems[i].Bytes, q.Src, layer, plane, tok, h))
+			}
+		}
+		if !found {
+			return fmt.Errorf("layer %d plane %d token %d head %d of shard %d differs from the source", layer, plane, tok, h, shard)
+		}
+	}
+	return nil
+}
+
+// element is one head of one token.
+func element(l *transfer.Layout, mem []byte, blocks []uint32, layer, plane, tok, head uint32) []byte {
+	at := uint64(layer)*l.LayerStride + uint64(blocks[tok/l.BlockTokens])*l.BlockStride + uint64(plane)*l.PlaneStride +
+		uint64(tok%l.BlockTokens)*l.TokenStride + uint64(head-l.HeadFirst)*l.HeadStride
+	return mem[at : at+uint64(l.HeadBytes)]
 }
 
 // NewRand is seeded by the clock.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,11 +29,12 @@ func Run(t *testing.T, f Factory) {
 		name string
 		test func(*testing.T, Factory)
 	}{
-		{"Settles", testSettles}, {"PartialAndPrefix", testPartialAndPrefix}, {"Layouts", testLayouts}, {"LargeUnits", testLargeUnits},
+		{"Settles", testSettles}, {"PartialAndPrefix", testPartialAndPrefix}, {"Layouts", testLayouts}, {"Shards", testShards}, {"ShardRequests", testShardRequests}, {"LargeUnits", testLargeUnits},
 		{"NothingWanted", testNothingWanted}, {"PushBeforeBound", testPushBeforeBound}, {"ManyLeases", testManyLeases},
 		{"Refuse", testRefuse}, {"WrongTickets", testWrongTickets}, {"Replay", testReplay}, {"BadRequests", testBadRequests},
 		{"Expires", testExpires}, {"ClientCloses", testClientCloses}, {"RegionRemoved", testRegionRemoved}, {"EngineCloses", testEngineCloses},
 		{"RevokeHeldAtPause", testRevokeHeldAtPause}, {"RateLimit", testRateLimit}, {"Status", testStatus}, {"Canary", testCanary}, {"CanaryChecksums", testCanaryChecksums},
+		{"CanaryShards", testCanaryShards},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}
@@ -50,7 +52,7 @@ func testSettles(t *testing.T, f Factory) {
 		q.PushAll(t, record)
 		q.Settled(t, record)
 		ev := p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
-		if ev.Tokens != 300 || string(ev.Meta) != "meta" || ev.PEngine != p.P.ID || ev.Layout != p.P.Layout {
+		if ev.Tokens != 300 || string(ev.Meta) != "meta" || ev.PEngine != p.P.ID || !slices.Equal(ev.Layouts, p.P.Layouts) {
 			t.Errorf("presented event %+v", ev)
 		}
 		checkOrder(t, p.P.Events(q.Ticket.Nonce), int(p.P.Layout.Layers))
@@ -183,7 +185,7 @@ func testRefuse(t *testing.T, f Factory) {
 			t.Fatal(err)
 		}
 		if p.Local { // the one daemon knows at once
-			if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Region: p.P.Region, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
+			if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Regions: p.P.Regions, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
 				t.Errorf("present: %v", err)
 			}
 			return
@@ -225,7 +227,7 @@ func testWrongTickets(t *testing.T, f Factory) {
 				}
 				return
 			}
-			_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src})
+			_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: 20, Blocks: q.Src})
 			if !errors.Is(err, c.local) {
 				t.Errorf("present: %v, want %v", err, c.local)
 			}
@@ -240,17 +242,17 @@ func testReplay(t *testing.T, f Factory) {
 	p := NewPair(t, f, Options{})
 	q := p.NewRequest(NewRand(), 20, 0, patience)
 	q.Present(t, nil)
-	if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
+	if _, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: 20, Blocks: q.Src}); !errors.Is(err, transfer.ErrTicketUsed) {
 		t.Errorf("second present while the first lives: %v", err)
 	}
 	q.Bind(t)
-	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrTicketUsed) {
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, Blocks: q.Dst}); !errors.Is(err, transfer.ErrTicketUsed) {
 		t.Errorf("second bind: %v", err)
 	}
 	q.PushAll(t, nil)
 	q.Settled(t, nil)
 	// P's daemon has forgotten the ticket, D's has not.
-	again, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: 20, Blocks: q.Src})
+	again, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: 20, Blocks: q.Src})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +260,7 @@ func testReplay(t *testing.T, f Factory) {
 	if ev.Lease != again || !strings.Contains(ev.Reason, "used already") {
 		t.Errorf("replayed ticket: %v of lease %d: %q", ev.Kind, ev.Lease, ev.Reason)
 	}
-	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrNotPresented) {
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, Blocks: q.Dst}); !errors.Is(err, transfer.ErrNotPresented) {
 		t.Errorf("bind after the end: %v", err)
 	}
 }
@@ -268,7 +270,7 @@ func testBadRequests(t *testing.T, f Factory) {
 	r := NewRand()
 	q := p.NewRequest(r, 40, 0, patience)
 	present := func(tokens uint32, blocks ...uint32) error {
-		_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Region: p.P.Region, Tokens: tokens, Blocks: blocks})
+		_, err := p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: tokens, Blocks: blocks})
 		return err
 	}
 	for name, err := range map[string]error{
@@ -282,7 +284,7 @@ func testBadRequests(t *testing.T, f Factory) {
 	q.Present(t, nil)
 	p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
 	bind := func(first uint32, blocks ...uint32) error {
-		_, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Region: p.D.Region, FirstToken: first, Blocks: blocks})
+		_, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, FirstToken: first, Blocks: blocks})
 		return err
 	}
 	for name, err := range map[string]error{
@@ -297,7 +299,7 @@ func testBadRequests(t *testing.T, f Factory) {
 	q2 := p.NewRequest(r, 40, 0, patience)
 	q2.Present(t, nil)
 	p.D.Wait(t, q2.Ticket.Nonce, transfer.EventPresented)
-	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q2.Raw, Region: p.D.Region, Blocks: q.Dst}); !errors.Is(err, transfer.ErrInvalid) {
+	if _, err := p.D.Client.Bind(transfer.BindReq{Ticket: q2.Raw, Regions: p.D.Regions, Blocks: q.Dst}); !errors.Is(err, transfer.ErrInvalid) {
 		t.Errorf("bind of blocks that another lease has: %v", err)
 	}
 	for name, units := range map[string][]transfer.Unit{
@@ -385,7 +387,7 @@ func testRegionRemoved(t *testing.T, f Factory) {
 	q.Bind(t)
 	q.PushAll(t, nil)
 	WaitHeld(t, p.P.Pauses, transfer.PauseWriteFrame)
-	if err := p.D.Client.RemoveRegion(p.D.Region); err != nil {
+	if err := p.D.Client.RemoveRegion(p.D.Regions[0]); err != nil {
 		t.Fatal(err)
 	}
 	p.P.Pauses.ReleaseAll()
@@ -394,7 +396,7 @@ func testRegionRemoved(t *testing.T, f Factory) {
 			t.Errorf("%s: %v %q", s.ID, ev.Kind, ev.Reason)
 		}
 	}
-	if err := p.D.Client.RemoveRegion(p.D.Region); !errors.Is(err, transfer.ErrUnknownRegion) {
+	if err := p.D.Client.RemoveRegion(p.D.Regions[0]); !errors.Is(err, transfer.ErrUnknownRegion) {
 		t.Errorf("second removal: %v", err)
 	}
 }

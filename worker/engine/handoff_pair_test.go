@@ -215,13 +215,13 @@ func newPair(t *testing.T, blocks int, change func(*Config)) *pair {
 		first := true
 		go func() {
 			defer close(ended)
-			e.Link().Run(ctx, func(_ context.Context, onEvent func(transfer.Event)) (Daemon, transfer.RegionID, error) {
+			e.Link().Run(ctx, func(_ context.Context, onEvent func(transfer.Event)) (Daemon, []transfer.RegionID, error) {
 				if !first {
-					return nil, 0, errGone
+					return nil, nil, errGone
 				}
 				first = false
 				end.onEvent = onEvent
-				return end, 1, nil
+				return end, []transfer.RegionID{1}, nil
 			}, func(Daemon) { up <- struct{}{} })
 		}()
 		<-up

@@ -89,7 +89,7 @@ func (e *Engine) present(s *seq) {
 	l := s.lease
 	l.state = leaseAsked
 	req := transfer.PresentReq{
-		Ticket: l.ticket, Peer: s.req.Peer, Region: l.conn.region,
+		Ticket: l.ticket, Peer: s.req.Peer, Regions: l.conn.regions,
 		Tokens: uint32(s.context), Blocks: append([]uint32(nil), s.blocks...),
 		Meta: metaOf(s.tokens[:s.context]).encode(),
 	}
@@ -281,7 +281,7 @@ func (e *Engine) bind(s *seq) {
 	l := s.lease
 	l.state = leaseAsked
 	req := transfer.BindReq{
-		Ticket: l.ticket, Region: l.conn.region,
+		Ticket: l.ticket, Regions: l.conn.regions,
 		FirstToken: uint32(s.committed * e.pool.BlockTokens()),
 		Blocks:     append([]uint32(nil), s.blocks...),
 	}

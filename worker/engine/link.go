@@ -31,7 +31,7 @@ type Daemon interface {
 
 // Dialer connects to the daemon and lends it the cache. Events are delivered in order. Its success says also that the
 // daemon it names has fenced everything of earlier connections.
-type Dialer func(ctx context.Context, onEvent func(transfer.Event)) (Daemon, transfer.RegionID, error)
+type Dialer func(ctx context.Context, onEvent func(transfer.Event)) (Daemon, []transfer.RegionID, error)
 
 // Link keeps the engine connected to its node daemon.
 type Link struct {
@@ -53,12 +53,12 @@ func newLink(e *Engine) *Link { return &Link{e: e} }
 // conn is one connection. Calls to the daemon are made in order by a goroutine of its own, so that a daemon that
 // does not answer never holds up the loop.
 type conn struct {
-	e      *Engine
-	daemon Daemon
-	region transfer.RegionID
-	calls  *queue
-	fenced chan struct{} // closed when a later connection to the same life of the daemon shows that all is fenced
-	safe   chan struct{} // closed when the daemon can touch nothing of ours any more, after the connection was lost
+	e       *Engine
+	daemon  Daemon
+	regions []transfer.RegionID // the cache's shards
+	calls   *queue
+	fenced  chan struct{} // closed when a later connection to the same life of the daemon shows that all is fenced
+	safe    chan struct{} // closed when the daemon can touch nothing of ours any more, after the connection was lost
 }
 
 // do runs f behind all calls made before.
@@ -113,7 +113,7 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 	var lost []*conn // whose blocks may be in quarantine
 	for ctx.Err() == nil {
 		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{}), safe: make(chan struct{})}
-		d, region, err := dial(ctx, func(ev transfer.Event) { l.e.q.post(func() { l.e.onEvent(c, ev) }) })
+		d, regions, err := dial(ctx, func(ev transfer.Event) { l.e.q.post(func() { l.e.onEvent(c, ev) }) })
 		if err != nil {
 			if wait == redialMax {
 				l.e.log.Warn("connect to the node daemon; whole requests are served meanwhile", "err", err)
@@ -123,7 +123,7 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 			continue
 		}
 		wait = redialMin
-		c.daemon, c.region = d, region
+		c.daemon, c.regions = d, regions
 		lost = fencedBy(lost, d)
 		l.e.log.Info("lent the KV cache to the node daemon")
 		var running sync.WaitGroup

@@ -390,8 +390,16 @@ func (c *Client) RemoveRegion(ctx context.Context, id transfer.RegionID) error {
 
 // Present (P) presents a ticket. If ctx ends before the answer, whether it was is unknown: RevokeTicket makes sure.
 func (c *Client) Present(ctx context.Context, r transfer.PresentReq) (transfer.LeaseID, error) {
-	id, err := c.value(ctx, "present ticket", wire.Present{Region: uint64(r.Region), Tokens: r.Tokens, Ticket: r.Ticket, Peer: r.Peer, Meta: r.Meta, Blocks: r.Blocks}, -1)
+	id, err := c.value(ctx, "present ticket", wire.Present{Regions: regions(r.Regions), Tokens: r.Tokens, Ticket: r.Ticket, Peer: r.Peer, Meta: r.Meta, Blocks: r.Blocks}, -1)
 	return transfer.LeaseID(id), err
+}
+
+func regions(ids []transfer.RegionID) []uint64 {
+	out := make([]uint64, len(ids))
+	for i, id := range ids {
+		out[i] = uint64(id)
+	}
+	return out
 }
 
 // Push (P) sends complete units; it returns when the daemon has taken them, EventPushed follows when they have landed.
@@ -413,7 +421,7 @@ func (c *Client) Handoff(ctx context.Context, id transfer.LeaseID, record []byte
 // Bind (D) binds a presented ticket to blocks. If ctx ends before the answer, whether it did is unknown: RevokeTicket
 // before the blocks are used for anything else.
 func (c *Client) Bind(ctx context.Context, r transfer.BindReq) (transfer.LeaseID, error) {
-	id, err := c.value(ctx, "bind ticket", wire.Bind{Region: uint64(r.Region), FirstToken: r.FirstToken, Ticket: r.Ticket, Blocks: r.Blocks}, -1)
+	id, err := c.value(ctx, "bind ticket", wire.Bind{Regions: regions(r.Regions), FirstToken: r.FirstToken, Ticket: r.Ticket, Blocks: r.Blocks}, -1)
 	return transfer.LeaseID(id), err
 }
 

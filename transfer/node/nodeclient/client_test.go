@@ -67,7 +67,7 @@ func listen(t *testing.T) (*net.UnixListener, string) {
 	return l, path
 }
 
-var helloOK = wire.HelloOK{Version: 1, PID: 1, Epoch: 7, MaxPayload: wire.MaxPayload, MaxInflight: 4, PingMS: 10, SilenceMS: 100, NodeID: "n", DataAddr: "a:1"}
+var helloOK = wire.HelloOK{Version: wire.VersionMax, PID: 1, Epoch: 7, MaxPayload: wire.MaxPayload, MaxInflight: 4, PingMS: 10, SilenceMS: 100, NodeID: "n", DataAddr: "a:1"}
 
 // attach connects a client to a fake daemon; serve is given each frame but pings and runs until the connection ends.
 func attach(t *testing.T, hello wire.Message, opts Options, serve func(f *fake, fr *wire.Frame)) (*Client, error) {
@@ -106,7 +106,7 @@ func attach(t *testing.T, hello wire.Message, opts Options, serve func(f *fake, 
 }
 
 func (f *fake) send(request uint64, m wire.Message) {
-	b, err := wire.AppendFrame(nil, 1, 0, request, m)
+	b, err := wire.AppendFrame(nil, wire.VersionMax, 0, request, m)
 	if err != nil {
 		f.t.Error(err)
 	}
@@ -123,9 +123,9 @@ func (f *fake) pong(fr *wire.Frame) bool {
 
 func TestDialRefused(t *testing.T) {
 	checkLeaks(t)
-	_, err := attach(t, wire.Errorf(wire.CodeVersion, "this daemon speaks protocol versions 2 to 3"), Options{}, nil)
+	_, err := attach(t, wire.Errorf(wire.CodeVersion, "this daemon speaks protocol versions 3 to 4"), Options{}, nil)
 	var e *wire.Error
-	if !errors.As(err, &e) || e.Code != wire.CodeVersion || !strings.Contains(err.Error(), "versions 2 to 3") {
+	if !errors.As(err, &e) || e.Code != wire.CodeVersion || !strings.Contains(err.Error(), "versions 3 to 4") {
 		t.Errorf("version skew: %v", err)
 	}
 	bad := helloOK
@@ -294,7 +294,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 		m       wire.Message
 	}{
 		"request":   {1, wire.Push{}},
-		"layout":    {0, wire.Event{Kind: wire.TypePresented, Layout: []byte{1}}},
+		"layout":    {0, wire.Event{Kind: wire.TypePresented, Layouts: []byte{1}}},
 		"error":     {0, wire.Errorf(wire.CodeFraming, "bad magic")},
 		"hello":     {1, helloOK},
 		"wrong ans": {3, wire.StatusOK{JSON: []byte("{")}},

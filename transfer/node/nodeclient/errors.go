@@ -58,11 +58,15 @@ func fromEvent(w wire.Event) (transfer.Event, error) {
 	}
 	switch w.Kind {
 	case wire.TypePresented:
-		l, err := transfer.UnmarshalLayout(w.Layout)
-		if err != nil {
-			return ev, fmt.Errorf("layout in PRESENTED: %w", err)
+		for b := w.Layouts; len(b) > 0; {
+			n := min(len(b), transfer.LayoutSize)
+			l, err := transfer.UnmarshalLayout(b[:n])
+			if err != nil {
+				return ev, fmt.Errorf("layouts in PRESENTED: %w", err)
+			}
+			ev.Layouts, b = append(ev.Layouts, l), b[n:]
 		}
-		ev.Layout, ev.PEngine, ev.Meta = l, w.Text, w.Data
+		ev.PEngine, ev.Meta = w.Text, w.Data
 	case wire.TypeSettled:
 		ev.Record = w.Data
 	default:

@@ -2,7 +2,8 @@
 
     client.py SOCKET ENGINE_ID PEER TICKET_HEX
 
-It lends a memfd of two blocks, presents the ticket, pushes block 1 filled with a pattern and hands a record off. It prints
+It lends two memfds of two blocks, one a tensor-parallel rank, presents the ticket, pushes block 1, filled with a pattern,
+and hands a record off. It prints
 one line of JSON when the lease has settled. It shows the protocol; an engine would not wait in between.
 """
 import ctypes
@@ -15,11 +16,12 @@ import struct
 import sys
 
 HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, request id
-EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layout, data, text, code, 0
+EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
 HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0A
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
 PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE = range(0x81, 0x88)
 QUIET = 1
+VERSION = 2
 
 F_ADD_SEALS, SEALS = 1033, 0x1 | 0x2 | 0x4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 
@@ -37,7 +39,7 @@ class Daemon:
         self.sock.connect(path)
         self.next_id, self.answers, self.events = 0, {}, []
         name = engine_id.encode()
-        request = self.send(HELLO, struct.pack("<HHIHHI", 1, 1, 0, len(name), 0, 0) + name)
+        request = self.send(HELLO, struct.pack("<HHIHHI", VERSION, VERSION, 0, len(name), 0, 0) + name)
         fixed = struct.Struct("<HHIQIIIIHHI")
         payload = self.answer(request, HELLO_OK)
         (self.version, _, self.pid, self.epoch, _, _, self.ping_ms, self.silence_ms, node, addr, _) = fixed.unpack_from(payload)
@@ -46,7 +48,7 @@ class Daemon:
 
     def send(self, kind, payload, flags=0, fd=None):
         self.next_id += 1
-        frame = HEADER.pack(b"HRU1", 1, 0, kind, len(payload), flags, self.next_id) + payload
+        frame = HEADER.pack(b"HRU1", VERSION, 0, kind, len(payload), flags, self.next_id) + payload
         if fd is None:
             self.sock.sendall(frame)
         else:  # the descriptor travels with the first byte
@@ -66,14 +68,14 @@ class Daemon:
     def pump(self):
         """Takes one frame."""
         magic, version, _, kind, length, _, request = HEADER.unpack(self.read(HEADER.size))
-        if magic != b"HRU1" or version != 1 or length > 2 << 20:
+        if magic != b"HRU1" or version != VERSION or length > 2 << 20:
             raise ValueError("frames are lost")
         payload = self.read(length)
         if kind < PRESENTED:
             self.answers[request] = (kind, payload)
             return
-        lease, nonce, seq, tokens, first, layout, data, text, code, _ = EVENT.unpack_from(payload)
-        at = EVENT.size + layout
+        lease, nonce, seq, tokens, first, layouts, data, text, code, _ = EVENT.unpack_from(payload)
+        at = EVENT.size + layouts
         reason, record = payload[at : at + text].decode(), payload[at + text : at + text + data]
         self.events.append({"kind": kind, "lease": lease, "nonce": nonce, "seq": seq, "tokens": tokens,
                             "first_token": first, "code": code, "text": reason, "data": record})
@@ -102,24 +104,27 @@ class Daemon:
     def register(self, fd, size, layout):
         return self.answer(self.send(REGISTER_REGION, struct.pack("<QII", size, 0, len(layout)) + layout, fd=fd))
 
-    def present(self, region, ticket, peer, tokens, blocks, meta=b""):
+    def present(self, regions, ticket, peer, tokens, blocks, meta=b""):
+        """The regions are those of a shard set, in order of rank."""
         peer = peer.encode()
-        head = struct.pack("<QIIIHH", region, tokens, len(blocks), len(meta), len(ticket), len(peer))
-        return self.answer(self.send(PRESENT, head + struct.pack(f"<{len(blocks)}I", *blocks) + ticket + peer + meta))
+        head = struct.pack("<IIIHHHHI", tokens, len(blocks), len(meta), len(ticket), len(peer), len(regions), 0, 0)
+        ids = struct.pack(f"<{len(regions)}Q{len(blocks)}I", *regions, *blocks)
+        return self.answer(self.send(PRESENT, head + ids + ticket + peer + meta))
 
     def push(self, lease, units, seq):
-        """Quiet: only a refusal is answered, and nobody waits for it here."""
-        body = b"".join(struct.pack("<III", *u) for u in units)
+        """Units are (layer, first block, blocks, shard): shard 0 is all regions. Quiet: only a refusal is answered, and
+        nobody waits for it here."""
+        body = b"".join(struct.pack("<IIII", *u) for u in units)
         self.send(PUSH, struct.pack("<QQII", lease, seq, len(units), 0) + body, flags=QUIET)
 
     def handoff(self, lease, record):
         return self.answer(self.send(HANDOFF, struct.pack("<QII", lease, len(record), 0) + record))
 
 
-def layout(blocks, block_tokens, head_bytes):
-    """One layer, one plane, one head: a block is block_tokens * head_bytes contiguous bytes."""
+def layout(blocks, block_tokens, head_bytes, rank, ranks):
+    """One layer, one plane, one head a rank: a block is block_tokens * head_bytes contiguous bytes."""
     block = block_tokens * head_bytes
-    head = struct.pack("<BBH11I", 1, 1, 0, 1, blocks, block_tokens, 1, 1, 0, 1, head_bytes, 0, 1, 0)
+    head = struct.pack("<BBH11I", 1, 1, 0, 1, blocks, block_tokens, 1, 1, rank, ranks, head_bytes, rank, ranks, 0)
     return head + struct.pack("<6Q", 0, blocks * block, block, block, head_bytes, head_bytes) + bytes(32)
 
 
@@ -136,13 +141,14 @@ def memory(size):
 def main(path, engine_id, peer, ticket):
     tokens, head_bytes, blocks = 16, 256, 2
     size = tokens * head_bytes * blocks
-    fd, mem = memory(size)
-    mem[size // 2 :] = bytes((i * 7 + 3) & 0xFF for i in range(size // 2))
-    daemon = Daemon(path, engine_id)
-    region = daemon.register(fd, size, layout(blocks, tokens, head_bytes))
-    lease = daemon.present(region, bytes.fromhex(ticket), peer, tokens, [1], b"from python")
+    daemon, regions = Daemon(path, engine_id), []
+    for rank in range(2):  # two tensor-parallel ranks of one head each
+        fd, mem = memory(size)
+        mem[size // 2 :] = bytes((i * 7 + 3 + rank) & 0xFF for i in range(size // 2))
+        regions.append(daemon.register(fd, size, layout(blocks, tokens, head_bytes, rank, 2)))
+    lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [1], b"from python")
     bound = daemon.event(BOUND)
-    daemon.push(lease, [(0, 0, 1)], 41)
+    daemon.push(lease, [(0, 0, 1, 0)], 41)
     pushed = daemon.event(PUSHED)
     daemon.handoff(lease, b"record of python")
     daemon.event(SETTLED)

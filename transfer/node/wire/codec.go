@@ -109,6 +109,18 @@ func (d *decoder) u32s(n int) []uint32 {
 	return v
 }
 
+func (d *decoder) u64s(n int) []uint64 {
+	s := d.take(n * 8)
+	if len(s) == 0 {
+		return nil
+	}
+	v := make([]uint64, n)
+	for i := range v {
+		v[i] = le.Uint64(s[i*8:])
+	}
+	return v
+}
+
 func (d *decoder) end() error {
 	if d.err == nil && d.off != len(d.b) {
 		d.fail("%d bytes after the message", len(d.b)-d.off)
@@ -119,6 +131,13 @@ func (d *decoder) end() error {
 func appendU32s(b []byte, v []uint32) []byte {
 	for _, x := range v {
 		b = le.AppendUint32(b, x)
+	}
+	return b
+}
+
+func appendU64s(b []byte, v []uint64) []byte {
+	for _, x := range v {
+		b = le.AppendUint64(b, x)
 	}
 	return b
 }

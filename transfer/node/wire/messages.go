@@ -37,18 +37,19 @@ type RegisterRegion struct {
 // RemoveRegion takes memory back. Answered when no lease touches it any more.
 type RemoveRegion struct{ Region uint64 }
 
-// Present is P's: the blocks of a request, offered to the daemon that the ticket names.
+// Present is P's: the blocks of a request in the regions of a shard set, offered to the daemon that the ticket names.
 type Present struct {
-	Region uint64
-	Tokens uint32
-	Ticket []byte
-	Peer   string
-	Meta   []byte
-	Blocks []uint32
+	Tokens  uint32
+	Regions []uint64 // one a tensor-parallel rank, in order of rank
+	Ticket  []byte
+	Peer    string
+	Meta    []byte
+	Blocks  []uint32
 }
 
-// Unit is Count blocks of one layer, from the request's block First on.
-type Unit struct{ Layer, First, Count uint32 }
+// Unit is Count blocks of one layer, from the request's block First on: in all regions of the lease where Shard is 0,
+// else in the Shard-th only.
+type Unit struct{ Layer, First, Count, Shard uint32 }
 
 // Push says that units are complete in memory and may be sent.
 type Push struct {
@@ -65,8 +66,8 @@ type Handoff struct {
 
 // Bind is D's: where a presented request's KV shall land.
 type Bind struct {
-	Region     uint64
 	FirstToken uint32
+	Regions    []uint64 // one a tensor-parallel rank, in order of rank
 	Ticket     []byte
 	Blocks     []uint32
 }
@@ -108,7 +109,7 @@ type Event struct {
 	Tokens     uint32 // PRESENTED, BOUND
 	FirstToken uint32 // BOUND
 	Code       uint16 // ENDED: how the lease ended (4 revoked, 5 expired); GOODBYE: a Code
-	Layout     []byte // PRESENTED: P's layout
+	Layouts    []byte // PRESENTED: the layouts of P's shard set, one after the other
 	Text       string // PRESENTED: P's engine id; REFUSED, ENDED, GOODBYE: the reason
 	Data       []byte // PRESENTED: P's meta; SETTLED: the hand-off record
 }
@@ -143,13 +144,14 @@ func (m HelloOK) Check() error {
 func (m RegisterRegion) Check() error { return checkLen("layout", len(m.Layout), MaxLayout) }
 func (RemoveRegion) Check() error     { return nil }
 func (m Present) Check() error {
-	return firstError(checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
+	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
 		checkLen("meta", len(m.Meta), MaxMeta), checkLen("block list", len(m.Blocks), MaxBlocks))
 }
 func (m Push) Check() error    { return checkLen("unit list", len(m.Units), MaxUnits) }
 func (m Handoff) Check() error { return checkLen("record", len(m.Record), MaxRecord) }
 func (m Bind) Check() error {
-	return firstError(checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("block list", len(m.Blocks), MaxBlocks))
+	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket),
+		checkLen("block list", len(m.Blocks), MaxBlocks))
 }
 func (m Refuse) Check() error {
 	return firstError(checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("reason", len(m.Reason), MaxText))
@@ -162,7 +164,7 @@ func (m StatusOK) Check() error { return checkLen("status", len(m.JSON), MaxStat
 func (OK) Check() error         { return nil }
 func (e *Error) Check() error   { return checkLen("text", len(e.Text), MaxText) }
 func (e Event) Check() error {
-	return firstError(checkLen("layout", len(e.Layout), MaxLayout), checkLen("data", len(e.Data), MaxRecord),
+	return firstError(checkLen("layouts", len(e.Layouts), MaxLayouts), checkLen("data", len(e.Data), MaxRecord),
 		checkLen("text", len(e.Text), MaxText))
 }
 
@@ -201,12 +203,14 @@ func (m RegisterRegion) append(b []byte) []byte {
 func (m RemoveRegion) append(b []byte) []byte { return le.AppendUint64(b, m.Region) }
 
 func (m Present) append(b []byte) []byte {
-	b = le.AppendUint64(b, m.Region)
 	b = le.AppendUint32(b, m.Tokens)
 	b = le.AppendUint32(b, uint32(len(m.Blocks)))
 	b = le.AppendUint32(b, uint32(len(m.Meta)))
 	b = le.AppendUint16(b, uint16(len(m.Ticket)))
 	b = le.AppendUint16(b, uint16(len(m.Peer)))
+	b = le.AppendUint16(b, uint16(len(m.Regions)))
+	b = append(b, 0, 0, 0, 0, 0, 0)
+	b = appendU64s(b, m.Regions)
 	b = appendU32s(b, m.Blocks)
 	b = append(b, m.Ticket...)
 	b = append(b, m.Peer...)
@@ -222,6 +226,7 @@ func (m Push) append(b []byte) []byte {
 		b = le.AppendUint32(b, u.Layer)
 		b = le.AppendUint32(b, u.First)
 		b = le.AppendUint32(b, u.Count)
+		b = le.AppendUint32(b, u.Shard)
 	}
 	return b
 }
@@ -234,11 +239,12 @@ func (m Handoff) append(b []byte) []byte {
 }
 
 func (m Bind) append(b []byte) []byte {
-	b = le.AppendUint64(b, m.Region)
 	b = le.AppendUint32(b, m.FirstToken)
 	b = le.AppendUint32(b, uint32(len(m.Blocks)))
 	b = le.AppendUint16(b, uint16(len(m.Ticket)))
-	b = append(b, 0, 0, 0, 0, 0, 0)
+	b = le.AppendUint16(b, uint16(len(m.Regions)))
+	b = append(b, 0, 0, 0, 0)
+	b = appendU64s(b, m.Regions)
 	b = appendU32s(b, m.Blocks)
 	return append(b, m.Ticket...)
 }
@@ -283,12 +289,12 @@ func (e Event) append(b []byte) []byte {
 	b = le.AppendUint64(b, e.Seq)
 	b = le.AppendUint32(b, e.Tokens)
 	b = le.AppendUint32(b, e.FirstToken)
-	b = le.AppendUint32(b, uint32(len(e.Layout)))
+	b = le.AppendUint32(b, uint32(len(e.Layouts)))
 	b = le.AppendUint32(b, uint32(len(e.Data)))
 	b = le.AppendUint16(b, uint16(len(e.Text)))
 	b = le.AppendUint16(b, e.Code)
 	b = append(b, 0, 0, 0, 0)
-	b = append(b, e.Layout...)
+	b = append(b, e.Layouts...)
 	b = append(b, e.Text...)
 	return append(b, e.Data...)
 }

@@ -61,12 +61,12 @@ var parsers = map[Type]func(*decoder) Message{
 		return m
 	},
 	TypeBind: func(d *decoder) Message {
-		m := Bind{Region: d.u64(), FirstToken: d.u32()}
+		m := Bind{FirstToken: d.u32()}
 		blocks := d.size("block list", d.u32(), MaxBlocks)
 		ticket := d.size("ticket", uint32(d.u16()), MaxTicket)
-		d.zero16()
+		regions := d.size("region list", uint32(d.u16()), MaxRegions)
 		d.zero32()
-		m.Blocks, m.Ticket = d.u32s(blocks), d.bytes(ticket)
+		m.Regions, m.Blocks, m.Ticket = d.u64s(regions), d.u32s(blocks), d.bytes(ticket)
 		return m
 	},
 	TypeRefuse: func(d *decoder) Message {
@@ -102,25 +102,31 @@ var parsers = map[Type]func(*decoder) Message{
 }
 
 func parsePresent(d *decoder) Message {
-	m := Present{Region: d.u64(), Tokens: d.u32()}
+	m := Present{Tokens: d.u32()}
 	blocks := d.size("block list", d.u32(), MaxBlocks)
 	meta := d.size("meta", d.u32(), MaxMeta)
 	ticket := d.size("ticket", uint32(d.u16()), MaxTicket)
 	peer := d.size("peer address", uint32(d.u16()), MaxName)
-	m.Blocks, m.Ticket = d.u32s(blocks), d.bytes(ticket)
+	regions := d.size("region list", uint32(d.u16()), MaxRegions)
+	d.zero16()
+	d.zero32()
+	m.Regions, m.Blocks, m.Ticket = d.u64s(regions), d.u32s(blocks), d.bytes(ticket)
 	m.Peer, m.Meta = d.text(peer), d.bytes(meta)
 	return m
 }
+
+// unitLen is the size of a unit range in PUSH.
+const unitLen = 16
 
 func parsePush(d *decoder) Message {
 	m := Push{Lease: d.u64(), Seq: d.u64()}
 	n := d.size("unit list", d.u32(), MaxUnits)
 	d.zero32()
-	if s := d.take(n * 12); len(s) > 0 {
+	if s := d.take(n * unitLen); len(s) > 0 {
 		m.Units = make([]Unit, n)
 		for i := range m.Units {
-			u := s[i*12:]
-			m.Units[i] = Unit{Layer: le.Uint32(u), First: le.Uint32(u[4:]), Count: le.Uint32(u[8:])}
+			u := s[i*unitLen:]
+			m.Units[i] = Unit{Layer: le.Uint32(u), First: le.Uint32(u[4:]), Count: le.Uint32(u[8:]), Shard: le.Uint32(u[12:])}
 		}
 	}
 	return m
@@ -128,12 +134,12 @@ func parsePush(d *decoder) Message {
 
 func parseEvent(t Type, d *decoder) Message {
 	e := Event{Kind: t, Lease: d.u64(), Nonce: d.nonce(), Seq: d.u64(), Tokens: d.u32(), FirstToken: d.u32()}
-	layout := d.size("layout", d.u32(), MaxLayout)
+	layouts := d.size("layouts", d.u32(), MaxLayouts)
 	data := d.size("data", d.u32(), MaxRecord)
 	text := d.size("text", uint32(d.u16()), MaxText)
 	e.Code = d.u16()
 	d.zero32()
-	e.Layout, e.Text, e.Data = d.bytes(layout), d.text(text), d.bytes(data)
+	e.Layouts, e.Text, e.Data = d.bytes(layouts), d.text(text), d.bytes(data)
 	return e
 }
 

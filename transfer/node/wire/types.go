@@ -13,21 +13,23 @@ const HeaderLen = 24
 
 // The versions this code speaks. HELLO carries the sender's range, HELLO_OK the one chosen.
 const (
-	VersionMin = 1
-	VersionMax = 1
+	VersionMin = 2
+	VersionMax = 2
 )
 
-// Limits of one message. HELLO_OK announces the payload limit; the others are part of version 1.
+// Limits of one message. HELLO_OK announces the payload limit; the others are part of the version.
 const (
 	MaxPayload = 2 << 20 // bytes after the header
 	MaxRecord  = 1 << 20 // bytes of a hand-off record
 	MaxMeta    = 64 << 10
 	MaxBlocks  = 1 << 16 // block ids in PRESENT or BIND
 	MaxUnits   = 1 << 16 // units in PUSH
+	MaxRegions = 64      // of a shard set, in PRESENT or BIND
 	MaxTicket  = 512
 	MaxName    = 255 // bytes of an engine id, node id, address
 	MaxText    = 1024
 	MaxLayout  = 4096
+	MaxLayouts = 64 << 10 // of a shard set, in PRESENTED
 	MaxStatus  = MaxPayload - 8
 )
 
@@ -98,7 +100,7 @@ const FlagQuiet uint32 = 1
 // Code is the reason class of an ERROR or GOODBYE, for programs; the text beside it is for people.
 type Code uint16
 
-// The codes of version 1. Unknown ones are to be treated like CodeInternal.
+// The codes. Unknown ones are to be treated like CodeInternal.
 const (
 	CodeVersion       Code = 1  // no version in common
 	CodeMalformed     Code = 2  // the payload does not parse

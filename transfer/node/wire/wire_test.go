@@ -19,14 +19,14 @@ func seq16() (n [16]byte) {
 // samples holds one message of each type with every field set; the golden file and the fuzz seeds come from it.
 func samples() []Message {
 	return []Message{
-		Hello{VersionMin: 1, VersionMax: 1, SilenceMS: 3000, EngineID: "prefill-0"},
-		HelloOK{Version: 1, PID: 4242, Epoch: 0x1122334455667788, MaxPayload: MaxPayload, MaxInflight: 1024, PingMS: 500, SilenceMS: 2500, NodeID: "node-a", DataAddr: "10.0.0.1:7500"},
+		Hello{VersionMin: 2, VersionMax: 2, SilenceMS: 3000, EngineID: "prefill-0"},
+		HelloOK{Version: 2, PID: 4242, Epoch: 0x1122334455667788, MaxPayload: MaxPayload, MaxInflight: 1024, PingMS: 500, SilenceMS: 2500, NodeID: "node-a", DataAddr: "10.0.0.1:7500"},
 		RegisterRegion{Size: 1 << 20, Layout: []byte{1, 2, 3, 4}},
 		RemoveRegion{Region: 7},
-		Present{Region: 7, Tokens: 33, Ticket: []byte("TICKET"), Peer: "10.0.0.2:7500", Meta: []byte("meta"), Blocks: []uint32{5, 9, 2}},
-		Push{Lease: 11, Seq: 3, Units: []Unit{{Layer: 0, First: 0, Count: 3}, {Layer: 1, First: 0, Count: 2}}},
+		Present{Regions: []uint64{7, 10}, Tokens: 33, Ticket: []byte("TICKET"), Peer: "10.0.0.2:7500", Meta: []byte("meta"), Blocks: []uint32{5, 9, 2}},
+		Push{Lease: 11, Seq: 3, Units: []Unit{{Layer: 0, First: 0, Count: 3}, {Layer: 1, First: 0, Count: 2, Shard: 1}}},
 		Handoff{Lease: 11, Record: []byte("record")},
-		Bind{Region: 8, FirstToken: 16, Ticket: []byte("TICKET"), Blocks: []uint32{0, 4, 6}},
+		Bind{Regions: []uint64{8, 9}, FirstToken: 16, Ticket: []byte("TICKET"), Blocks: []uint32{0, 4, 6}},
 		Refuse{Ticket: []byte("TICKET"), Reason: "no blocks"},
 		Revoke{Lease: 11, Nonce: seq16(), Reason: "client left"},
 		Ping{Value: 99},
@@ -35,7 +35,7 @@ func samples() []Message {
 		StatusOK{JSON: []byte(`{"node":"a"}`)},
 		OK{Value: 7},
 		&Error{Code: CodeRegion, Text: "memfd is not sealed against shrinking"},
-		Event{Kind: TypePresented, Nonce: seq16(), Tokens: 33, Layout: []byte{1, 2, 3, 4}, Text: "prefill-0", Data: []byte("meta")},
+		Event{Kind: TypePresented, Nonce: seq16(), Tokens: 33, Layouts: []byte{1, 2, 3, 4}, Text: "prefill-0", Data: []byte("meta")},
 		Event{Kind: TypeBound, Lease: 11, Nonce: seq16(), Tokens: 33, FirstToken: 16},
 		Event{Kind: TypeRefused, Lease: 11, Nonce: seq16(), Text: "no blocks"},
 		Event{Kind: TypePushed, Lease: 11, Nonce: seq16(), Seq: 3},
@@ -50,7 +50,7 @@ func TestGolden(t *testing.T) {
 	var seen = map[Type]bool{}
 	for i, m := range samples() {
 		seen[m.Type()] = true
-		frame, err := AppendFrame(nil, 1, 0, goldenID(m), m)
+		frame, err := AppendFrame(nil, VersionMax, 0, goldenID(m), m)
 		if err != nil {
 			t.Fatalf("%s: %v", m.Type(), err)
 		}
@@ -62,7 +62,7 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%s: got %s\nwant %s %s", m.Type(), got, want[i].Name, want[i].Hex)
 		}
 		h, err := ParseHeader(frame)
-		if err != nil || h.Type != m.Type() || int(h.Length) != len(frame)-HeaderLen || h.Version != 1 {
+		if err != nil || h.Type != m.Type() || int(h.Length) != len(frame)-HeaderLen || h.Version != VersionMax {
 			t.Errorf("%s: header %+v, %v", m.Type(), h, err)
 		}
 		back, err := Parse(h.Type, frame[HeaderLen:])
@@ -100,10 +100,12 @@ func TestParseRefusesWrongLengths(t *testing.T) {
 }
 
 func TestParseRefusesOverflow(t *testing.T) {
-	present := Present{Region: 1, Blocks: []uint32{1}}.append(nil)
-	le.PutUint32(present[12:], 0x40000001) // times 4 wraps to 4 in 32 bits
+	present := Present{Regions: []uint64{1}, Blocks: []uint32{1}}.append(nil)
+	le.PutUint32(present[4:], 0x40000001) // times 4 wraps to 4 in 32 bits
 	push := Push{Units: []Unit{{}}}.append(nil)
-	le.PutUint32(push[16:], 0x15555556) // times 12 wraps to 8
+	le.PutUint32(push[16:], 0x10000001) // times 16 wraps to 16
+	regions := Bind{Regions: []uint64{1}}.append(nil)
+	le.PutUint16(regions[10:], MaxRegions+1)
 	record := Handoff{Record: []byte("x")}.append(nil)
 	le.PutUint32(record[8:], 0xffffffff)
 	reserved := Handoff{Record: []byte("x")}.append(nil)
@@ -114,7 +116,8 @@ func TestParseRefusesOverflow(t *testing.T) {
 		want string
 	}{
 		{TypePresent, present, "block list of 1073741825 exceeds"},
-		{TypePush, push, "unit list of 357913942 exceeds"},
+		{TypePush, push, "unit list of 268435457 exceeds"},
+		{TypeBind, regions, "region list of 65 exceeds"},
 		{TypeHandoff, record, "record of 4294967295 exceeds"},
 		{TypeHandoff, reserved, "reserved field at offset 12"},
 		{Type(0x3f), nil, "not a message"},
@@ -129,7 +132,7 @@ func TestAppendFrameRefusesWhatPeersRefuse(t *testing.T) {
 	for _, m := range []Message{
 		Hello{}, Hello{EngineID: strings.Repeat("x", MaxName+1)},
 		Handoff{Record: make([]byte, MaxRecord+1)}, Push{Units: make([]Unit, MaxUnits+1)},
-		Present{Blocks: make([]uint32, MaxBlocks+1)}, Bind{Ticket: make([]byte, MaxTicket+1)},
+		Present{Blocks: make([]uint32, MaxBlocks+1)}, Present{Regions: make([]uint64, MaxRegions+1)}, Bind{Regions: make([]uint64, MaxRegions+1)}, Bind{Ticket: make([]byte, MaxTicket+1)},
 	} {
 		if b, err := AppendFrame([]byte("kept"), 1, 0, 1, m); err == nil || string(b) != "kept" {
 			t.Errorf("%s: %v, %d bytes", m.Type(), err, len(b))
