@@ -31,22 +31,24 @@ type channel struct {
 	finished  chan struct{} // closed when it is closed
 	setup     setupState
 
-	heard   atomic.Int64 // nanoseconds after since: when the peer was last heard
-	backlog atomic.Int64
-	sent    atomic.Uint64
-	landed  atomic.Uint64
-	errs    atomic.Uint64
-	altered atomic.Uint64 // pieces that arrived so
-	checked atomic.Uint64 // pieces asked whether they carry a checksum
-	suspect atomic.Int64  // nanoseconds after since: until then every piece does
-	rttNS   atomic.Int64
-	rates   rates
+	heard     atomic.Int64 // nanoseconds after since: when the peer was last heard
+	backlog   atomic.Int64
+	sent      atomic.Uint64
+	landed    atomic.Uint64
+	errs      atomic.Uint64
+	altered   atomic.Uint64 // pieces that arrived so
+	checked   atomic.Uint64 // pieces asked whether they carry a checksum
+	suspect   atomic.Int64  // nanoseconds after since: until then every piece does
+	redialled atomic.Uint64
+	rttNS     atomic.Int64
+	rates     rates
 
 	mu      sync.Mutex
 	link    Link
 	ready   bool // both ends' lanes are up: tickets may be presented on it
 	closed  bool
 	reason  error
+	redials redialState
 	sources map[LeaseID]*sourceLease
 	targets map[LeaseID]*targetLease // by the source's id
 	bound   map[LeaseID]*targetLease // by the target's id: what pieces name
@@ -58,7 +60,7 @@ type setupState struct {
 	opened   chan openedMsg
 	exchange chan []byte
 	streams  chan laneStream
-	seen     [lanesMax]bool // guarded by channel.mu
+	seen     [laneIDsMax]bool // guarded by channel.mu
 }
 
 type laneStream struct {
@@ -80,7 +82,7 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr stri
 		e: e, id: id, conn: conn, peer: peer, addr: addr, dialled: dialled, local: local, since: time.Now(),
 		gone: make(chan struct{}), finished: make(chan struct{}),
 		sources: make(map[LeaseID]*sourceLease), targets: make(map[LeaseID]*targetLease), bound: make(map[LeaseID]*targetLease),
-		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [lanesMax]bool{}},
+		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [laneIDsMax]bool{}},
 	}
 	c.lanes = newLaneSet(c)
 	c.out = newOutbox(e.cfg.Limits.ControlQueue, func() {
@@ -391,7 +393,7 @@ func (c *channel) force(l *lease, link Link) {
 
 // laneDown is told by the transport. What the lane carried goes to the others; without any, the channel is dead.
 func (c *channel) laneDown(lane int, err error) {
-	if lane < 0 || lane >= lanesMax {
+	if lane < 0 || lane >= laneIDsMax {
 		return
 	}
 	news, left := c.lanes.down(lane)
@@ -418,6 +420,7 @@ func (c *channel) laneDown(lane int, err error) {
 		c.closeSoon(fmt.Errorf("%w: its last lane failed: %w", ErrChannel, err))
 		return
 	}
+	c.redialSoon()
 	for _, l := range sources {
 		l.laneDown(lane)
 	}

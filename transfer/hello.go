@@ -134,7 +134,7 @@ func parseHello(b []byte) (*hello, error) {
 	h := &hello{versionMin: le.Uint16(b[8:]), versionMax: le.Uint16(b[10:]), kind: le.Uint16(b[12:]), lane: le.Uint16(b[14:])}
 	copy(h.channel[:], b[16:])
 	copy(h.nonce[:], b[32:])
-	if h.kind != kindControl && h.kind != kindLane || h.lane >= lanesMax || h.kind == kindControl && h.lane != 0 || h.versionMin > h.versionMax {
+	if h.kind != kindControl && h.kind != kindLane || h.lane >= laneIDsMax || h.kind == kindControl && h.lane != 0 || h.versionMin > h.versionMax {
 		return nil, fmt.Errorf("%w: hello of kind %d, lane %d, versions %d to %d", ErrProtocol, h.kind, h.lane, h.versionMin, h.versionMax)
 	}
 	var err error

@@ -9,8 +9,8 @@ import (
 // time. Its mutex is a leaf: nothing is locked under it.
 type laneSet struct {
 	c     *channel
-	n     int
-	downs [lanesMax]atomic.Bool
+	n     int // lanes there should be
+	downs [laneIDsMax]atomic.Bool
 	up    atomic.Int32
 	wg    sync.WaitGroup
 
@@ -18,7 +18,8 @@ type laneSet struct {
 	cond    sync.Cond
 	ready   []*sourceLease
 	queued  map[*sourceLease]struct{}
-	carries [lanesMax]*sourceLease
+	carries map[int]*sourceLease // by lane
+	next    int                  // number of the next lane
 	closed  bool
 }
 
@@ -26,12 +27,12 @@ type laneSet struct {
 const laneQuantum = 4
 
 func newLaneSet(c *channel) *laneSet {
-	s := &laneSet{c: c, queued: make(map[*sourceLease]struct{})}
+	s := &laneSet{c: c, queued: make(map[*sourceLease]struct{}), carries: make(map[int]*sourceLease)}
 	s.cond.L = &s.mu
 	return s
 }
 
-func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= lanesMax || s.downs[lane].Load() }
+func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= laneIDsMax || s.downs[lane].Load() }
 
 // push puts a lease into the ring, unless it is there.
 func (s *laneSet) push(l *sourceLease) {
@@ -65,7 +66,7 @@ func (s *laneSet) pop(lane int) *sourceLease {
 
 func (s *laneSet) free(lane int) {
 	s.mu.Lock()
-	s.carries[lane] = nil
+	delete(s.carries, lane)
 	s.mu.Unlock()
 }
 
@@ -73,7 +74,7 @@ func (s *laneSet) free(lane int) {
 func (s *laneSet) carrying(l *sourceLease) (lanes []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, other := range s.carries[:s.n] {
+	for i, other := range s.carries {
 		if other == l {
 			lanes = append(lanes, i)
 		}
@@ -83,10 +84,12 @@ func (s *laneSet) carrying(l *sourceLease) (lanes []int) {
 
 // start runs the lanes of a link.
 func (s *laneSet) start(link Link, n int) {
-	s.n = n
+	s.mu.Lock()
+	s.n, s.next = n, n
 	s.up.Store(int32(n))
+	s.mu.Unlock()
 	for i := range n {
-		s.wg.Go(func() { s.run(link, i) })
+		s.serve(link, i)
 	}
 }
 

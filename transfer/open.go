@@ -230,6 +230,12 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		}
 		return
 	}
+	if h.kind == kindLane && c.currentLink() != nil {
+		if err := c.extend(int(h.lane), conn); err != nil {
+			e.log.Info("lane was not added", "peer", c.peer.nodeID, "error", err)
+		}
+		return
+	}
 	if h.kind == kindLane {
 		if !offer(c.setup.streams, laneStream{int(h.lane), conn}) {
 			conn.Close()
@@ -257,7 +263,7 @@ func (e *Engine) expectLane(h *hello) (*channel, uint16) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.setup.seen[h.lane] {
+	if !c.expects(int(h.lane)) {
 		return nil, statusNotExpected
 	}
 	c.setup.seen[h.lane] = true

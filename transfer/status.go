@@ -82,6 +82,7 @@ type ChannelStatus struct {
 	Why          string    `json:"why"` // the transport was chosen
 	Lanes        int       `json:"lanes"`
 	LanesUp      int       `json:"lanes_up"`
+	Redialled    uint64    `json:"lanes_redialled"` // by this end, in place of failed ones
 	Since        time.Time `json:"since"`
 	SentBps      float64   `json:"sent_bytes_per_s"` // exponentially weighted, over about two seconds
 	LandedBps    float64   `json:"landed_bytes_per_s"`

@@ -86,7 +86,7 @@ func (c *channel) status() ChannelStatus {
 	s := ChannelStatus{
 		PeerNode: c.peer.nodeID, PeerAddr: c.addr, Dialled: c.dialled, Transport: c.transport, Why: c.why, Lanes: c.lanes.n,
 		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
-		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(),
+		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(), Redialled: c.redialled.Load(),
 	}
 	s.SentBps, s.LandedBps = c.rates.get()
 	if c.reason != nil {

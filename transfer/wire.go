@@ -56,7 +56,7 @@ package transfer
 //	  19 LANDED    2    pieces were counted; many at a time
 //	                      0  4*n piece ids as data frames carried them, n from 1 to 4096
 //	  20 HANDOFF   1    every wanted unit was sent. May come again, with new counts, when a lane failed in between
-//	                      0    4 n, number of lanes that carried pieces of this lease, at most 64
+//	                      0    4 n, number of lanes that carried pieces of this lease, at most 4096
 //	                      4    4 size of the record, at most 1048576
 //	                      8 16*n for each: lane (4), 0 up or 1 failed (4), pieces sent on it (8)
 //	                           record
@@ -128,7 +128,8 @@ const (
 	dataVersion      = 2
 	reasonMax        = 512
 	landedMax        = 4096
-	lanesMax         = 64
+	lanesMax         = 64   // of a channel
+	laneIDsMax       = 4096 // of a channel's life: a lane that is dialled again gets a new one
 	metaBytesLimit   = 64 << 10
 	recordBytesLimit = 1 << 20
 )
@@ -470,12 +471,12 @@ func parseHandoff(b []byte) (m handoffMsg, err error) {
 		return m, malformed("handoff", b)
 	}
 	n, size := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:]))
-	if n > lanesMax || size > recordBytesLimit || 8+16*n+size != uint64(len(b)) {
+	if n > laneIDsMax || size > recordBytesLimit || 8+16*n+size != uint64(len(b)) {
 		return m, malformed("handoff", b)
 	}
 	for i := range n {
 		f := b[8+16*i:]
-		if le.Uint32(f) >= lanesMax || le.Uint32(f[4:]) > 1 {
+		if le.Uint32(f) >= laneIDsMax || le.Uint32(f[4:]) > 1 {
 			return m, malformed("handoff", b)
 		}
 		m.lanes = append(m.lanes, laneCount{le.Uint32(f), le.Uint32(f[4:]), le.Uint64(f[8:])})

@@ -69,6 +69,7 @@ var (
 	descRTT        = prometheus.NewDesc("headrace_channel_rtt_seconds", "Round trip of the channel's pings.", channelLabels, nil)
 	descBacklog    = prometheus.NewDesc("headrace_channel_backlog_bytes", "Bytes pushed and not yet landed.", channelLabels, nil)
 	descErrors     = prometheus.NewDesc("headrace_channel_errors_total", "Errors of the channel.", channelLabels, nil)
+	descRedialled  = prometheus.NewDesc("headrace_channel_lanes_redialled_total", "Lanes that failed and were dialled again.", channelLabels, nil)
 	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
 )
 
@@ -102,7 +103,7 @@ func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
-		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes} {
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled} {
 		ch <- d
 	}
 	for _, t := range totals {
@@ -162,6 +163,7 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 		s.BacklogBytes += c.BacklogBytes
 		s.Errors += c.Errors
 		s.LanesUp += c.LanesUp
+		s.Redialled += c.Redialled
 		s.RTTMicros = max(s.RTTMicros, c.RTTMicros)
 		sum[k] = s
 	}
@@ -175,7 +177,7 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 			{descSent, prometheus.CounterValue, float64(c.BytesSent)}, {descLanded, prometheus.CounterValue, float64(c.BytesLanded)},
 			{descSentRate, prometheus.GaugeValue, c.SentBps}, {descLandedRate, prometheus.GaugeValue, c.LandedBps},
 			{descRTT, prometheus.GaugeValue, c.RTTMicros / 1e6}, {descBacklog, prometheus.GaugeValue, float64(c.BacklogBytes)},
-			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
+			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descRedialled, prometheus.CounterValue, float64(c.Redialled)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
 		} {
 			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
 		}

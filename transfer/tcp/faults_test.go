@@ -47,11 +47,20 @@ func TestLaneResetMidTransfer(t *testing.T) {
 	if got, want := pair.D.Engine.Status().Totals.BytesLanded, uint64(1000)*4*2*4*512; got != want {
 		t.Errorf("%d bytes counted, want %d", got, want)
 	}
-	for _, c := range pair.P.Engine.Status().Channels {
-		if c.LanesUp != 2 || c.Errors != 1 {
-			t.Errorf("channel after the reset: %+v", c)
-		}
+	// The lane is dialled again, in time, and carries pieces like the others.
+	lanes := func(s *transporttest.Side) transfer.ChannelStatus { return s.Engine.Status().Channels[0] }
+	waitFor(t, func() bool { return lanes(pair.P).LanesUp == 3 && lanes(pair.D).LanesUp == 3 })
+	if c := lanes(pair.P); c.Errors != 1 || c.Redialled != 1 || c.Lanes != 3 {
+		t.Errorf("channel after the reset: %+v", c)
 	}
+	pair.P.Pauses.Set(transfer.PauseWriteFrame, 0)
+	q = pair.NewRequest(rand.New(rand.NewPCG(1, 2)), 1000, 0, 10*time.Second)
+	q.Present(t, nil)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	waitFor(t, func() bool { return pair.P.Pauses.Snapshot()[transfer.PauseWriteFrame] == 3 })
+	pair.P.Pauses.ReleaseAll()
+	q.Settled(t, nil)
 	pair.Close(t)
 }
 
@@ -111,3 +120,40 @@ func TestPeerProcessStopsOrDies(t *testing.T) {
 
 // A page that cannot be read or written ends its lease with a word: neither the daemon nor the lane.
 func TestMemoryFaultEndsTheLease(t *testing.T) { transporttest.MemoryFaults(t, factory()) }
+
+// Lanes that fail over and over are dialled again with longer and longer pauses, each with a number of its own.
+func TestLanesThatKeepFailingAreDialledAgain(t *testing.T) {
+	defer transporttest.CheckLeaks(t)()
+	var mu sync.Mutex
+	var conns []net.Conn
+	pair := transporttest.NewPair(t, factory(), transporttest.Options{Config: func(c *transfer.Config) {
+		c.Lanes = 2
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+			mu.Lock()
+			conns = append(conns, conn)
+			mu.Unlock()
+			return conn, err
+		}
+	}})
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := range 4 {
+		q := pair.NewRequest(r, 700, 0, 10*time.Second)
+		pair.P.Pauses.Set(transfer.PauseWriteFrame, 1)
+		q.Present(t, nil)
+		q.Bind(t)
+		q.PushAll(t, nil)
+		waitFor(t, func() bool { return pair.P.Pauses.Snapshot()[transfer.PauseWriteFrame] > 0 })
+		mu.Lock()
+		conns[len(conns)-1].(*net.TCPConn).SetLinger(0)
+		conns[len(conns)-1].Close()
+		mu.Unlock()
+		pair.P.Pauses.ReleaseAll()
+		q.Settled(t, nil)
+		waitFor(t, func() bool {
+			p, d := pair.P.Engine.Status().Channels[0], pair.D.Engine.Status().Channels[0]
+			return p.Redialled == uint64(i+1) && p.LanesUp == 2 && d.LanesUp == 2
+		})
+	}
+	pair.Close(t)
+}

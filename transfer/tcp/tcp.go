@@ -69,12 +69,12 @@ func (t *transport) Accept(ctx context.Context, s *transfer.Setup) (transfer.Lin
 
 // newLink takes over the connections, also when there is an error.
 func (t *transport) newLink(s *transfer.Setup, conns []net.Conn, err error) (transfer.Link, error) {
-	l := &link{setup: s}
+	l := &link{t: t, setup: s, lanes: make(map[int]*lane)}
 	for i, conn := range conns {
 		if err == nil {
 			var x *lane
 			if x, err = t.newLane(s, i, conn); err == nil {
-				l.lanes = append(l.lanes, x)
+				l.lanes[i] = x
 			}
 		}
 	}
@@ -126,9 +126,44 @@ func (t *transport) tune(c *net.TCPConn, raw syscall.RawConn) error {
 }
 
 type link struct {
+	t       *transport
 	setup   *transfer.Setup
-	lanes   []*lane
 	readers sync.WaitGroup
+
+	mu     sync.RWMutex
+	lanes  map[int]*lane
+	closed bool
+}
+
+var _ transfer.Extender = (*link)(nil)
+
+// Extend implements transfer.Extender.
+func (l *link) Extend(index int, conn net.Conn) error {
+	x, err := l.t.newLane(l.setup, index, conn)
+	if err != nil {
+		conn.Close()
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.lanes[index] != nil {
+		conn.Close()
+		return fmt.Errorf("lane %d: %w", index, net.ErrClosed)
+	}
+	for i, old := range l.lanes {
+		if old.quiet.Load() {
+			delete(l.lanes, i) // it failed: nothing is posted to it any more
+		}
+	}
+	l.lanes[index] = x
+	l.readers.Go(x.receive)
+	return nil
+}
+
+func (l *link) lane(index int) *lane {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.lanes[index]
 }
 
 func (*link) Depth() int     { return 1 }
@@ -136,7 +171,11 @@ func (*link) OneSided() bool { return false }
 
 // Post sends one piece in the calling goroutine.
 func (l *link) Post(index int, w *transfer.Write) {
-	x := l.lanes[index]
+	x := l.lane(index)
+	if x == nil {
+		w.Done(net.ErrClosed) // it failed, and was replaced
+		return
+	}
 	err := x.send(w)
 	if err != nil && !errors.Is(err, transfer.ErrFenced) && !errors.Is(err, transfer.ErrMemory) {
 		x.fail(err)
@@ -145,9 +184,16 @@ func (l *link) Post(index int, w *transfer.Write) {
 }
 
 // Abort closes the connection: Close of a net.TCPConn returns when no system call uses it any more.
-func (l *link) Abort(index int, cause error) { l.lanes[index].fail(cause) }
+func (l *link) Abort(index int, cause error) {
+	if x := l.lane(index); x != nil {
+		x.fail(cause)
+	}
+}
 
 func (l *link) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
 	var errs []error
 	for _, x := range l.lanes {
 		x.quiet.Store(true)
