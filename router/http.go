@@ -109,7 +109,7 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, st
 		return nil
 	}
 	defer r.finish()
-	out := &wholeSink{resp: &ctx.Response, head: openai.Head{Endpoint: endpoint, ID: q.id, Created: q.dreq.Created, Model: b.Model}}
+	out := &wholeSink{resp: &ctx.Response, head: openai.Head{Endpoint: endpoint, ID: q.id, Created: q.dreq.Created, Model: b.Model}, parts: openai.Assembler{Endpoint: endpoint}}
 	r.watched(conn, func(c context.Context) { q.serve(c, out) })
 	ctx.Response.Header.Set("X-Request-Id", q.dreq.RequestID)
 	if q.log.outcome == "cancelled" || r.draining() {

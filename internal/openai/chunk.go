@@ -9,6 +9,7 @@ import (
 
 // Chunk is what a router needs of a worker's data event.
 type Chunk struct {
+	Index  int  // of the choice
 	Role   bool // the chat's first chunk
 	Text   string
 	Finish string
@@ -20,7 +21,10 @@ type Chunk struct {
 func IsUsage(data []byte) bool { return bytes.Contains(data, []byte(`"choices":[]`)) }
 
 // Assembler puts the chunks of a stream together into a response that is not streamed.
-type Assembler struct{ Whole Whole }
+type Assembler struct {
+	Endpoint Endpoint
+	Whole    Whole
+}
 
 // Add takes the JSON of a data event.
 func (a *Assembler) Add(data []byte) (Chunk, error) {
@@ -29,21 +33,30 @@ func (a *Assembler) Add(data []byte) (Chunk, error) {
 		return c, err
 	}
 	w := &a.Whole
-	w.Text = append(w.Text, c.Text...)
-	if c.Finish != "" {
-		w.Finish = c.Finish
-	}
 	if c.Usage != nil {
 		w.Usage = *c.Usage
 	}
-	a.addTokens(&w.TokenIDs, data, "choices.0.token_ids")
-	a.addTokens(&w.PromptIDs, data, "prompt_token_ids")
-	a.addTokens(&w.PromptIDs, data, "choices.0.prompt_token_ids")
+	first := gjson.GetBytes(data, "choices.0")
+	a.addTokens(&w.PromptIDs, data, "prompt_token_ids", c.Index)
+	if !first.Exists() {
+		return c, nil
+	}
+	choice := w.At(c.Index)
+	choice.Text = append(choice.Text, c.Text...)
+	if c.Finish != "" {
+		choice.Finish = c.Finish
+	}
+	if lp := first.Get("logprobs"); lp.IsObject() {
+		choice.Logprobs.addRaw(a.Endpoint, lp)
+	}
+	a.addTokens(&choice.TokenIDs, data, "choices.0.token_ids", 0)
+	a.addTokens(&w.PromptIDs, data, "choices.0.prompt_token_ids", c.Index)
 	return c, nil
 }
 
-func (a *Assembler) addTokens(dst *[]int32, data []byte, path string) {
-	if !bytes.Contains(data, []byte(`token_ids":`)) {
+// addTokens adds a list of ids; those of the prompt are every choice's, and taken from the first alone.
+func (a *Assembler) addTokens(dst *[]int32, data []byte, path string, index int) {
+	if index > 0 || !bytes.Contains(data, []byte(`token_ids":`)) {
 		return
 	}
 	if v := gjson.GetBytes(data, path); v.IsArray() {
@@ -62,7 +75,12 @@ func ParseChunk(data []byte) (Chunk, error) {
 		return Chunk{}, fmt.Errorf("read chunk: %w", err)
 	}
 	choice := gjson.GetBytes(data, "choices.0")
+	index := choice.Get("index").Int()
+	if index < 0 || index >= ChoicesMax {
+		return Chunk{}, fmt.Errorf("read chunk: choice %d", index)
+	}
 	c := Chunk{
+		Index:  int(index),
 		Role:   choice.Get("delta.role").Exists(),
 		Finish: choice.Get("finish_reason").String(),
 	}

@@ -148,6 +148,23 @@ func walkObject(body []byte, f func(field) error) error {
 	return nil
 }
 
+// parseObject calls set for each member that is not null. Errors name the member.
+func parseObject(v []byte, set func(key string, v []byte) error) error {
+	err := walkObject(v, func(f field) error {
+		if isNull(f.value) {
+			return nil
+		}
+		if err := set(f.key, f.value); err != nil {
+			return fmt.Errorf("%s: %w", f.key, err)
+		}
+		return nil
+	})
+	if errors.Is(err, errNotObject) {
+		return errors.New("must be an object")
+	}
+	return err
+}
+
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
 		i++

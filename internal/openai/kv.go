@@ -35,6 +35,8 @@ type KVParams struct {
 	// Resume is what the client has been given already. nil on the first attempt; an empty list says that the role
 	// chunk has been sent and no token yet.
 	Resume []int32
+	// Choice is which of the request's n answers this leg is for: a leg serves one.
+	Choice int
 }
 
 // AppendJSON appends the field's value.
@@ -64,44 +66,41 @@ func (k *KVParams) AppendJSON(dst []byte) []byte {
 		dst = append(dst, `,"resume":`...)
 		dst = appendInts(dst, k.Resume)
 	}
+	if k.Choice != 0 {
+		dst = append(dst, `,"choice":`...)
+		dst = strconv.AppendInt(dst, int64(k.Choice), 10)
+	}
 	return append(dst, '}')
 }
 
 func parseKV(v []byte) (*KVParams, error) {
 	kv := &KVParams{}
 	dialect := ""
-	err := walkObject(v, func(f field) (err error) {
-		if isNull(f.value) {
-			return nil
-		}
-		switch f.key {
+	err := parseObject(v, func(key string, v []byte) (err error) {
+		switch key {
 		case "dialect":
-			dialect, err = unquote(f.value)
+			dialect, err = unquote(v)
 		case "role":
-			kv.Role, err = unquote(f.value)
+			kv.Role, err = unquote(v)
 		case "id":
-			kv.ID, err = unquote(f.value)
+			kv.ID, err = unquote(v)
 		case "created":
-			kv.Created, err = parseInt(f.value)
+			kv.Created, err = parseInt(v)
 		case "seed":
-			kv.Seed, err = parseSeed(f.value)
+			kv.Seed, err = parseSeed(v)
 		case "ticket":
-			kv.Ticket, err = parseTicket(f.value)
+			kv.Ticket, err = parseTicket(v)
 		case "peer":
-			kv.Peer, err = unquote(f.value)
+			kv.Peer, err = unquote(v)
 		case "deadline_ms":
-			kv.DeadlineMS, err = parseInt(f.value)
+			kv.DeadlineMS, err = parseInt(v)
 		case "resume":
-			kv.Resume, err = parseTokens(f.value, PromptTokensMax)
+			kv.Resume, err = parseTokens(v, PromptTokensMax)
+		case "choice":
+			kv.Choice, err = parseChoice(v)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", f.key, err)
-		}
-		return nil
+		return err
 	})
-	if errors.Is(err, errNotObject) {
-		return nil, errors.New("must be an object")
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +127,14 @@ func (k *KVParams) validate(dialect string) error {
 		return fmt.Errorf("the role must be prefill, decode or whole, not %q", k.Role)
 	}
 	return nil
+}
+
+func parseChoice(v []byte) (int, error) {
+	n, err := parseInt(v)
+	if err == nil && (n < 0 || n >= ChoicesMax) {
+		err = fmt.Errorf("must be between 0 and %d", ChoicesMax-1)
+	}
+	return int(n), err
 }
 
 func parseTicket(v []byte) ([]byte, error) {

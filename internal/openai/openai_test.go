@@ -2,14 +2,10 @@ package openai
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"unicode/utf8"
 )
 
@@ -214,120 +210,6 @@ func FuzzAppendString(f *testing.F) {
 		}
 		if string(AppendString(nil, []byte(s))) != string(b) {
 			t.Fatal("bytes and string differ")
-		}
-	})
-}
-
-func TestScanner(t *testing.T) {
-	var b []byte
-	h := Head{Endpoint: Chat, ID: "chatcmpl-1", Created: 5, Model: "m"}
-	b = AppendComment(b, "phase", "queued")
-	b = h.AppendRole(b, nil)
-	b = AppendTokenComment(b, "t", []int32{12, 13})
-	b = h.AppendText(b, []byte("hi: t 5\n\n\"choices\":[]"), nil)
-	b = AppendComment(b, "hb", "")
-	b = append(b, ": something new\n\n"...)
-	b = AppendTokenComment(b, "prior", nil)
-	b = AppendComment(b, "failed", "a\nb")
-	b = h.AppendFinish(b, nil, FinishStop)
-	b = h.AppendUsage(b, Usage{Prompt: 3, Completion: 2, Cached: 1})
-	b = AppendComment(b, "final", "")
-	b = append(b, Done...)
-	want := []EventKind{EventPhase, EventData, EventTokens, EventData, EventHeartbeat, EventComment, EventPrior, EventFailed, EventData, EventData, EventFinal, EventDone}
-	for name, r := range map[string]io.Reader{
-		"whole": strings.NewReader(string(b)), "bytes": iotest.OneByteReader(strings.NewReader(string(b))), "half": iotest.HalfReader(strings.NewReader(string(b))),
-	} {
-		t.Run(name, func(t *testing.T) {
-			var kinds []EventKind
-			var raw []byte
-			var a Assembler
-			s := NewScanner(r, nil)
-			for {
-				ev, err := s.Next()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				kinds, raw = append(kinds, ev.Kind), append(raw, ev.Raw...)
-				switch ev.Kind {
-				case EventTokens:
-					if ids, err := AppendTokens(nil, ev.Arg); err != nil || !slices.Equal(ids, []int32{12, 13}) {
-						t.Errorf("tokens %v %v", ids, err)
-					}
-				case EventFailed:
-					if string(ev.Arg) != "a b" {
-						t.Errorf("reason %q", ev.Arg)
-					}
-				case EventData:
-					c, err := a.Add(ev.Arg)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if IsUsage(ev.Arg) != (c.Usage != nil) {
-						t.Errorf("IsUsage of %s", ev.Arg)
-					}
-				}
-			}
-			if !slices.Equal(kinds, want) || string(raw) != string(b) {
-				t.Errorf("kinds %v, want %v", kinds, want)
-			}
-			if w := a.Whole; string(w.Text) != "hi: t 5\n\n\"choices\":[]" || w.Finish != "stop" || w.Usage != (Usage{3, 2, 1}) {
-				t.Errorf("assembled %+v", w)
-			}
-		})
-	}
-}
-
-func TestScannerErrors(t *testing.T) {
-	for in, want := range map[string]error{
-		"data: x\n":                       io.ErrUnexpectedEOF,
-		"data: x":                         io.ErrUnexpectedEOF,
-		"data: x\ndata: y\n\n":            ErrMalformedEvent,
-		"event: x\n\n":                    ErrMalformedEvent,
-		"\n\n\n":                          io.EOF,
-		"":                                io.EOF,
-		strings.Repeat("x", 9<<20):        ErrEventTooLarge,
-		": hb\n\n" + ": t 1\n\n" + "HTTP": io.ErrUnexpectedEOF,
-	} {
-		s := NewScanner(strings.NewReader(in), nil)
-		var err error
-		for err == nil {
-			_, err = s.Next()
-		}
-		if !errors.Is(err, want) {
-			t.Errorf("%.20q: %v, want %v", in, err, want)
-		}
-	}
-	for _, arg := range []string{"1,", ",1", "x", "-1", "1,,2", "99999999999"} {
-		if _, err := AppendTokens(nil, []byte(arg)); err == nil {
-			t.Errorf("token list %q was taken", arg)
-		}
-	}
-}
-
-func FuzzScanner(f *testing.F) {
-	f.Add([]byte(": t 1,2\n\ndata: {}\n\n: hb\n\n"))
-	f.Add([]byte("\n\n: failed x\r\n\n\ndata: [DONE]\n\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		read := func(r io.Reader) (kinds []EventKind, raw string, last error) {
-			s := NewScanner(r, make([]byte, 0, 16))
-			for {
-				ev, err := s.Next()
-				if err != nil {
-					return kinds, raw, err
-				}
-				if ev.Kind == EventTokens || ev.Kind == EventPrior {
-					_, _ = AppendTokens(nil, ev.Arg)
-				}
-				kinds, raw = append(kinds, ev.Kind), raw+string(ev.Raw)
-			}
-		}
-		k1, r1, e1 := read(strings.NewReader(string(b)))
-		k2, r2, e2 := read(iotest.OneByteReader(strings.NewReader(string(b))))
-		if !slices.Equal(k1, k2) || r1 != r2 || fmt.Sprint(e1 == io.EOF) != fmt.Sprint(e2 == io.EOF) {
-			t.Fatalf("chunking changes the events: %v %v %v, %v %v %v", k1, r1, e1, k2, r2, e2)
 		}
 	})
 }

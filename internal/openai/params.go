@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -23,11 +24,11 @@ func setMaxTokens(completion bool) func(*parser, []byte) error {
 		if err != nil {
 			return err
 		}
-		if n < 1 || n > 1<<31-1 {
+		if n < 0 || n > 1<<31-1 || n == 0 && completion {
 			return errors.New("must be at least 1")
 		}
 		if completion || !p.newMax {
-			p.req.MaxTokens = int(n)
+			p.req.MaxTokens, p.req.PromptOnly = int(n), n == 0
 		}
 		p.newMax = p.newMax || completion
 		return nil
@@ -55,6 +56,106 @@ func setTopP(p *parser, v []byte) error {
 		return errors.New("must be over 0 and at most 1")
 	}
 	p.req.TopP = float32(f)
+	return nil
+}
+
+func setFloat(least, most float64, want string, at func(*Request) *float32) func(*parser, []byte) error {
+	return func(p *parser, v []byte) error {
+		f, err := parseFloat(v)
+		if err != nil {
+			return err
+		}
+		if f < least || f > most {
+			return errors.New(want)
+		}
+		*at(&p.req) = float32(f)
+		return nil
+	}
+}
+
+// setBias reads {"TOKEN ID": BIAS}.
+func setBias(p *parser, v []byte) error {
+	bias := map[int32]float32{}
+	err := parseObject(v, func(key string, v []byte) error {
+		id, err := strconv.ParseInt(key, 10, 32)
+		if err != nil || id < 0 {
+			return errors.New("the key must be a token id")
+		}
+		f, err := parseFloat(v)
+		if err != nil {
+			return err
+		}
+		if f < -100 || f > 100 {
+			return errors.New("must be between -100 and 100")
+		}
+		if bias[int32(id)] = float32(f); len(bias) > BiasesMax {
+			return fmt.Errorf("there are more than %d tokens", BiasesMax)
+		}
+		return nil
+	})
+	p.req.Bias = nil
+	if len(bias) > 0 {
+		p.req.Bias = bias
+	}
+	return err
+}
+
+// ParseN reads the value of n. Router and worker must agree on it, so both use this.
+func ParseN(v []byte) (int, error) {
+	n, err := parseInt(v)
+	if err == nil && (n < 1 || n > ChoicesMax) {
+		err = fmt.Errorf("must be between 1 and %d", ChoicesMax)
+	}
+	return int(n), err
+}
+
+func setN(p *parser, v []byte) (err error) {
+	p.req.N, err = ParseN(v)
+	return err
+}
+
+func setBestOf(p *parser, v []byte) (err error) {
+	if p.bestOf, err = parseInt(v); err == nil && p.bestOf < 1 {
+		err = errors.New("must be at least 1")
+	}
+	return err
+}
+
+// setLogprobs takes a number for completions, where 0 asks for the sampled token's alone, and a truth value for chats.
+func setLogprobs(p *parser, v []byte) error {
+	p.req.Logprobs = false
+	if string(v) == "false" {
+		return nil
+	}
+	if p.req.Endpoint == Chat {
+		b, err := parseBool(v)
+		p.req.Logprobs = b
+		return err
+	}
+	return p.topLogprobs(v)
+}
+
+func setTopLogprobs(p *parser, v []byte) error {
+	if p.req.Endpoint == Completions {
+		n, err := parseInt(v)
+		p.top = n != 0
+		return err
+	}
+	logprobs := p.req.Logprobs
+	err := p.topLogprobs(v)
+	p.req.Logprobs, p.top = logprobs, p.req.TopLogprobs > 0
+	return err
+}
+
+func (p *parser) topLogprobs(v []byte) error {
+	n, err := parseInt(v)
+	if err != nil {
+		return err
+	}
+	if n < 0 || n > LogprobsMax {
+		return fmt.Errorf("must be between 0 and %d", LogprobsMax)
+	}
+	p.req.Logprobs, p.req.TopLogprobs = true, int(n)
 	return nil
 }
 
@@ -110,16 +211,12 @@ func setSkipSpecial(p *parser, v []byte) error {
 }
 
 func setStreamOptions(p *parser, v []byte) error {
-	err := walkObject(v, func(f field) (err error) {
-		if f.key == "include_usage" && !isNull(f.value) {
-			p.req.IncludeUsage, err = parseBool(f.value)
+	return parseObject(v, func(key string, v []byte) (err error) {
+		if key == "include_usage" {
+			p.req.IncludeUsage, err = parseBool(v)
 		}
 		return err
 	})
-	if errors.Is(err, errNotObject) {
-		return errors.New("must be an object")
-	}
-	return err
 }
 
 func setTools(p *parser, v []byte) error {
@@ -165,19 +262,11 @@ func setModalities(_ *parser, v []byte) error {
 	})
 }
 
-// setLogprobs takes chat's false and refuses the rest: completions' 0 still asks for the sampled token's.
-func setLogprobs(_ *parser, v []byte) error {
-	if string(v) == "false" {
-		return nil
-	}
-	return Unsupported("logprobs", "This server does not return log probabilities: leave 'logprobs' out.")
-}
-
 func setResponseFormat(_ *parser, v []byte) error {
 	kind := ""
-	err := walkObject(v, func(f field) (err error) {
-		if f.key == "type" {
-			kind, err = unquote(f.value)
+	err := parseObject(v, func(key string, v []byte) (err error) {
+		if key == "type" {
+			kind, err = unquote(v)
 		}
 		return err
 	})
@@ -198,19 +287,6 @@ func onlyInt(name string, only int64) func(*parser, []byte) error {
 		}
 		if n != only {
 			return Unsupported(name, "This server supports '%s': %d only.", name, only)
-		}
-		return nil
-	}
-}
-
-func onlyFloat(name string, only float64) func(*parser, []byte) error {
-	return func(_ *parser, v []byte) error {
-		f, err := parseFloat(v)
-		if err != nil {
-			return err
-		}
-		if f != only {
-			return Unsupported(name, "This server supports '%s': %g only.", name, only)
 		}
 		return nil
 	}

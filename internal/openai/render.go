@@ -20,6 +20,14 @@ type Usage struct {
 	Prompt, Completion, Cached int
 }
 
+// Add counts another choice of the same request: the prompt, and what was cached of it, are the first choice's.
+func (u *Usage) Add(choice int, other Usage) {
+	if choice == 0 {
+		u.Prompt, u.Cached = other.Prompt, other.Cached
+	}
+	u.Completion += other.Completion
+}
+
 // AppendJSON appends the usage object.
 func (u Usage) AppendJSON(dst []byte) []byte {
 	dst = append(dst, `{"prompt_tokens":`...)
@@ -44,12 +52,13 @@ func NewID(ep Endpoint) string {
 	return prefix + hex.EncodeToString(b[:])
 }
 
-// Head is what all chunks of a response share. It renders both the chunks and the whole response.
+// Head is what all chunks of a choice share. It renders both the chunks and the whole response.
 type Head struct {
 	Endpoint Endpoint
 	ID       string
 	Created  int64
 	Model    string
+	Index    int // of the choice; the whole response numbers its choices itself
 }
 
 func (h *Head) appendHead(dst []byte, object string) []byte {
@@ -71,6 +80,12 @@ func (h *Head) appendChunkHead(dst []byte) []byte {
 	return h.appendHead(dst, "chat.completion.chunk")
 }
 
+// appendChoice begins the choices and the only one of a chunk.
+func (h *Head) appendChoice(dst []byte) []byte {
+	dst = append(dst, `,"choices":[{"index":`...)
+	return strconv.AppendInt(dst, int64(h.Index), 10)
+}
+
 // AppendRole appends a chat's first event. promptIDs, when not nil, are shown as vLLM's prompt_token_ids.
 // Completions have no such event: nothing is appended for them.
 func (h *Head) AppendRole(dst []byte, promptIDs []int32) []byte {
@@ -82,21 +97,36 @@ func (h *Head) AppendRole(dst []byte, promptIDs []int32) []byte {
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = appendInts(dst, promptIDs)
 	}
-	return append(dst, `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`+"\n\n"...)
+	dst = h.appendChoice(dst)
+	return append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`+"\n\n"...)
+}
+
+// appendText begins a chunk with text, up to the finish reason's value.
+func (h *Head) appendText(dst, text []byte, lp *Logprobs) []byte {
+	dst = h.appendChunkHead(dst)
+	dst = h.appendChoice(dst)
+	switch {
+	case h.Endpoint == Completions:
+		dst = append(dst, `,"text":`...)
+		dst = AppendString(dst, text)
+	case text == nil:
+		dst = append(dst, `,"delta":{}`...)
+	default:
+		dst = append(dst, `,"delta":{"content":`...)
+		dst = AppendString(dst, text)
+		dst = append(dst, '}')
+	}
+	dst = append(dst, `,"logprobs":`...)
+	dst = lp.appendJSON(dst, h.Endpoint)
+	return append(dst, `,"finish_reason":`...)
 }
 
 // AppendText appends an event with text. tokenIDs, when not nil, are shown as vLLM's token_ids.
-func (h *Head) AppendText(dst, text []byte, tokenIDs []int32) []byte {
-	dst = h.appendChunkHead(dst)
-	if h.Endpoint == Completions {
-		dst = append(dst, `,"choices":[{"index":0,"text":`...)
-		dst = AppendString(dst, text)
-		dst = append(dst, `,"logprobs":null,"finish_reason":null`...)
-	} else {
-		dst = append(dst, `,"choices":[{"index":0,"delta":{"content":`...)
-		dst = AppendString(dst, text)
-		dst = append(dst, `},"logprobs":null,"finish_reason":null`...)
+func (h *Head) AppendText(dst, text []byte, tokenIDs []int32, lp *Logprobs) []byte {
+	if text == nil {
+		text = []byte{}
 	}
+	dst = append(h.appendText(dst, text, lp), "null"...)
 	if tokenIDs != nil {
 		dst = append(dst, `,"token_ids":`...)
 		dst = appendInts(dst, tokenIDs)
@@ -106,20 +136,10 @@ func (h *Head) AppendText(dst, text []byte, tokenIDs []int32) []byte {
 
 // AppendFinish appends the event with the finish reason, and with the text that was held back until the end.
 func (h *Head) AppendFinish(dst, text []byte, reason string) []byte {
-	dst = h.appendChunkHead(dst)
-	switch {
-	case h.Endpoint == Completions:
-		dst = append(dst, `,"choices":[{"index":0,"text":`...)
-		dst = AppendString(dst, text)
-	case len(text) > 0:
-		dst = append(dst, `,"choices":[{"index":0,"delta":{"content":`...)
-		dst = AppendString(dst, text)
-		dst = append(dst, '}')
-	default:
-		dst = append(dst, `,"choices":[{"index":0,"delta":{}`...)
+	if len(text) == 0 {
+		text = nil
 	}
-	dst = append(dst, `,"logprobs":null,"finish_reason":`...)
-	dst = AppendString(dst, reason)
+	dst = AppendString(h.appendText(dst, text, nil), reason)
 	return append(dst, "}]}\n\n"...)
 }
 
@@ -133,38 +153,70 @@ func (h *Head) AppendUsage(dst []byte, u Usage) []byte {
 
 // Whole is a response that is not streamed.
 type Whole struct {
-	Text      []byte
-	Finish    string
+	Choices   []Choice
 	Usage     Usage
-	TokenIDs  []int32 // shown when not nil
 	PromptIDs []int32 // shown when not nil
+}
+
+// Choice is one answer of a Whole.
+type Choice struct {
+	Text     []byte
+	Finish   string
+	TokenIDs []int32 // shown when not nil
+	Logprobs Logprobs
+}
+
+// At returns choice i, and makes those up to it.
+func (w *Whole) At(i int) *Choice {
+	for len(w.Choices) <= i {
+		w.Choices = append(w.Choices, Choice{})
+	}
+	return &w.Choices[i]
 }
 
 // AppendWhole appends the response body.
 func (h *Head) AppendWhole(dst []byte, w *Whole) []byte {
+	object := "chat.completion"
 	if h.Endpoint == Completions {
-		dst = h.appendHead(dst, "text_completion")
-		dst = append(dst, `,"choices":[{"index":0,"text":`...)
-		dst = AppendString(dst, w.Text)
-		dst = append(dst, `,"logprobs":null,"finish_reason":`...)
-	} else {
-		dst = h.appendHead(dst, "chat.completion")
-		dst = append(dst, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...)
-		dst = AppendString(dst, w.Text)
-		dst = append(dst, `,"refusal":null},"logprobs":null,"finish_reason":`...)
+		object = "text_completion"
 	}
-	dst = AppendString(dst, w.Finish)
-	if w.TokenIDs != nil {
-		dst = append(dst, `,"token_ids":`...)
-		dst = appendInts(dst, w.TokenIDs)
+	dst = append(h.appendHead(dst, object), `,"choices":[`...)
+	for i := range w.Choices {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = h.appendWholeChoice(dst, w, i)
 	}
-	if w.PromptIDs != nil && h.Endpoint == Completions {
+	dst = append(dst, `],"usage":`...)
+	dst = w.Usage.AppendJSON(dst)
+	if w.PromptIDs != nil && h.Endpoint == Chat {
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = appendInts(dst, w.PromptIDs)
 	}
-	dst = append(dst, `}],"usage":`...)
-	dst = w.Usage.AppendJSON(dst)
-	if w.PromptIDs != nil && h.Endpoint == Chat {
+	return append(dst, '}')
+}
+
+func (h *Head) appendWholeChoice(dst []byte, w *Whole, i int) []byte {
+	c := &w.Choices[i]
+	dst = append(dst, `{"index":`...)
+	dst = strconv.AppendInt(dst, int64(i), 10)
+	if h.Endpoint == Completions {
+		dst = append(dst, `,"text":`...)
+		dst = AppendString(dst, c.Text)
+	} else {
+		dst = append(dst, `,"message":{"role":"assistant","content":`...)
+		dst = AppendString(dst, c.Text)
+		dst = append(dst, `,"refusal":null}`...)
+	}
+	dst = append(dst, `,"logprobs":`...)
+	dst = c.Logprobs.appendJSON(dst, h.Endpoint)
+	dst = append(dst, `,"finish_reason":`...)
+	dst = AppendString(dst, c.Finish)
+	if c.TokenIDs != nil {
+		dst = append(dst, `,"token_ids":`...)
+		dst = appendInts(dst, c.TokenIDs)
+	}
+	if w.PromptIDs != nil && h.Endpoint == Completions {
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = appendInts(dst, w.PromptIDs)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 )
 
@@ -14,6 +15,9 @@ const (
 	StopTokensMax   = 64
 	MessagesMax     = 4096
 	PromptTokensMax = 1 << 20
+	ChoicesMax      = 128
+	LogprobsMax     = 20
+	BiasesMax       = 1024
 	modelBytesMax   = 256
 )
 
@@ -74,12 +78,23 @@ type Request struct {
 	MaxTokens   int // 0: the client named none
 	Temperature float32
 	TopP        float32
+	MinP        float32
 	TopK        int // 0: off
+	Presence    float32
+	Frequency   float32
+	Repetition  float32 // 1: off
+	Bias        map[int32]float32
 	Seed        uint64
 	HasSeed     bool
 	Stop        []string
 	StopTokens  []int32
 	IgnoreEOS   bool
+
+	N           int  // choices, at least 1
+	Logprobs    bool // of every token
+	TopLogprobs int
+	Echo        bool // completions: the prompt comes before the answer
+	PromptOnly  bool // max_tokens was 0, which only goes with Echo
 
 	Stream           bool
 	IncludeUsage     bool
@@ -102,7 +117,7 @@ func ParseRequest(ep Endpoint, body []byte, o Options) (*Request, *Error) {
 	if err := checkJSON(body); err != nil {
 		return nil, BadRequest("", CodeInvalidJSON, "Could not parse the JSON body of your request: %v.", err)
 	}
-	p := parser{opts: o, req: Request{Endpoint: ep, Temperature: 1, TopP: 1, AddGenerationPrompt: true, AddSpecialTokens: ep == Completions}}
+	p := parser{opts: o, req: Request{Endpoint: ep, N: 1, Temperature: 1, TopP: 1, Repetition: 1, AddGenerationPrompt: true, AddSpecialTokens: ep == Completions}}
 	err := walkObject(body, p.field)
 	if err != nil {
 		var e *Error
@@ -123,6 +138,8 @@ type parser struct {
 	hasPrompt bool
 	newMax    bool // max_completion_tokens was seen: it wins over max_tokens
 	badChoice bool // tool_choice asks for a call
+	bestOf    int64
+	top       bool // top_logprobs was given, and not 0
 }
 
 // field handles one member. Later duplicates win, as in Python and Go.
@@ -144,6 +161,9 @@ func (p *parser) field(f field) error {
 
 func (p *parser) finish() *Error {
 	r := &p.req
+	if e := p.finishOutput(); e != nil {
+		return e
+	}
 	if r.Endpoint == Chat {
 		if len(r.Messages) == 0 {
 			return BadRequest("messages", CodeInvalidValue, "'messages' must be an array with at least one message.")
@@ -156,6 +176,27 @@ func (p *parser) finish() *Error {
 		}
 	} else if !p.hasPrompt {
 		return BadRequest("prompt", CodeInvalidValue, "You must provide a 'prompt'.")
+	}
+	return nil
+}
+
+// finishOutput checks what several fields together say about the answer.
+func (p *parser) finishOutput() *Error {
+	r := &p.req
+	switch {
+	case p.bestOf != 0 && p.bestOf != int64(r.N):
+		return Unsupported("best_of", "This server returns every choice that it makes: 'best_of' can only be equal to 'n', which is %d.", r.N)
+	case r.Echo && r.Endpoint == Chat:
+		return Unsupported("echo", "'echo' is for /v1/completions.")
+	case r.PromptOnly && !r.Echo:
+		return BadRequest("max_tokens", CodeInvalidValue, "Invalid value for 'max_tokens': must be at least 1, or 0 together with 'echo'.")
+	case p.top && r.Endpoint == Completions:
+		return Unsupported("top_logprobs", "'top_logprobs' is for chats: give 'logprobs' a number.")
+	case p.top && !r.Logprobs:
+		return BadRequest("top_logprobs", CodeInvalidValue, "'top_logprobs' is only allowed together with 'logprobs': true.")
+	}
+	if !r.Logprobs {
+		r.TopLogprobs = 0
 	}
 	return nil
 }
@@ -176,6 +217,16 @@ var fieldSetters = map[string]func(*parser, []byte) error{
 	"temperature":            setTemperature,
 	"top_p":                  setTopP,
 	"top_k":                  setTopK,
+	"min_p":                  setFloat(0, 1, "must be between 0 and 1", func(r *Request) *float32 { return &r.MinP }),
+	"presence_penalty":       setFloat(-2, 2, "must be between -2 and 2", func(r *Request) *float32 { return &r.Presence }),
+	"frequency_penalty":      setFloat(-2, 2, "must be between -2 and 2", func(r *Request) *float32 { return &r.Frequency }),
+	"repetition_penalty":     setFloat(math.SmallestNonzeroFloat32, 100, "must be over 0 and at most 100", func(r *Request) *float32 { return &r.Repetition }),
+	"logit_bias":             setBias,
+	"n":                      setN,
+	"best_of":                setBestOf,
+	"logprobs":               setLogprobs,
+	"top_logprobs":           setTopLogprobs,
+	"echo":                   setBool(func(r *Request) *bool { return &r.Echo }),
 	"seed":                   setSeed,
 	"stop":                   setStop,
 	"stop_token_ids":         setStopTokens,
@@ -186,25 +237,15 @@ var fieldSetters = map[string]func(*parser, []byte) error{
 	"skip_special_tokens":    setSkipSpecial,
 	"kv_transfer_params":     setKV,
 
-	"n":                          onlyInt("n", 1),
-	"best_of":                    onlyInt("best_of", 1),
 	"min_tokens":                 onlyInt("min_tokens", 0),
-	"top_logprobs":               onlyInt("top_logprobs", 0),
 	"prompt_logprobs":            refuse("prompt_logprobs"),
-	"presence_penalty":           onlyFloat("presence_penalty", 0),
-	"frequency_penalty":          onlyFloat("frequency_penalty", 0),
-	"repetition_penalty":         onlyFloat("repetition_penalty", 1),
-	"min_p":                      onlyFloat("min_p", 0),
-	"logit_bias":                 onlyEmpty("logit_bias"),
 	"bad_words":                  onlyEmpty("bad_words"),
-	"echo":                       onlyFalse("echo"),
 	"use_beam_search":            onlyFalse("use_beam_search"),
 	"include_stop_str_in_output": onlyFalse("include_stop_str_in_output"),
 	"suffix":                     onlyEmpty("suffix"),
 	"functions":                  onlyEmpty("functions"),
 	"modalities":                 setModalities,
 	"audio":                      refuse("audio"),
-	"logprobs":                   setLogprobs,
 	"response_format":            setResponseFormat,
 	"guided_json":                refuse("guided_json"),
 	"guided_regex":               refuse("guided_regex"),

@@ -31,7 +31,7 @@ func TestParseChat(t *testing.T) {
 		"ignore_eos": true, "return_token_ids": true, "skip_special_tokens": false, "str\u0065am": false, "tools": [{"type": "function"}], "tool_choice": "auto",
 		"chat_template_kwargs": {"x": 1}
 	}`)
-	want := &Request{
+	want := &Request{N: 1, Repetition: 1,
 		Endpoint: Chat, Model: "m",
 		Messages: []Message{
 			{Role: "system", Content: "be \"brief\" é😀\n"},
@@ -50,7 +50,7 @@ func TestParseChat(t *testing.T) {
 
 func TestParseDefaults(t *testing.T) {
 	r := mustParse(t, Completions, `{"prompt":"x","seed":null,"stop":null,"max_tokens":null,"temperature":null,"stream":null,"logit_bias":{ },"suffix":null,"kv_transfer_params":null}`)
-	want := &Request{Endpoint: Completions, Prompt: "x", Temperature: 1, TopP: 1, AddGenerationPrompt: true, AddSpecialTokens: true}
+	want := &Request{N: 1, Repetition: 1, Endpoint: Completions, Prompt: "x", Temperature: 1, TopP: 1, AddGenerationPrompt: true, AddSpecialTokens: true}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("got  %+v\nwant %+v", r, want)
 	}
@@ -116,11 +116,22 @@ func TestParseRefuses(t *testing.T) {
 		{chat(`"stop":"` + strings.Repeat("a", 300) + `"`), "stop", CodeInvalidValue},
 		{chat(`"stream":"yes"`), "stream", CodeInvalidValue},
 		{chat(`"stream_options":5`), "stream_options", CodeInvalidValue},
-		{chat(`"n":2`), "n", CodeUnsupported},
-		{chat(`"logprobs":true`), "logprobs", CodeUnsupported},
-		{chat(`"top_logprobs":3`), "top_logprobs", CodeUnsupported},
-		{chat(`"frequency_penalty":0.5`), "frequency_penalty", CodeUnsupported},
-		{chat(`"logit_bias":{"1":2}`), "logit_bias", CodeUnsupported},
+		{chat(`"n":0`), "n", CodeInvalidValue},
+		{chat(`"n":129`), "n", CodeInvalidValue},
+		{chat(`"n":2,"best_of":3`), "best_of", CodeUnsupported},
+		{chat(`"best_of":2`), "best_of", CodeUnsupported},
+		{chat(`"logprobs":3`), "logprobs", CodeInvalidValue},
+		{chat(`"top_logprobs":3`), "top_logprobs", CodeInvalidValue},
+		{chat(`"logprobs":false,"top_logprobs":3`), "top_logprobs", CodeInvalidValue},
+		{chat(`"logprobs":true,"top_logprobs":21`), "top_logprobs", CodeInvalidValue},
+		{chat(`"echo":true`), "echo", CodeUnsupported},
+		{chat(`"frequency_penalty":2.5`), "frequency_penalty", CodeInvalidValue},
+		{chat(`"presence_penalty":-2.5`), "presence_penalty", CodeInvalidValue},
+		{chat(`"repetition_penalty":0`), "repetition_penalty", CodeInvalidValue},
+		{chat(`"min_p":1.5`), "min_p", CodeInvalidValue},
+		{chat(`"logit_bias":{"1":200}`), "logit_bias", CodeInvalidValue},
+		{chat(`"logit_bias":{"x":2}`), "logit_bias", CodeInvalidValue},
+		{chat(`"logit_bias":[1]`), "logit_bias", CodeInvalidValue},
 		{chat(`"response_format":{"type":"json_object"}`), "response_format", CodeUnsupported},
 		{chat(`"response_format":5`), "response_format", CodeInvalidValue},
 		{chat(`"tools":5`), "tools", CodeInvalidValue},
@@ -189,17 +200,17 @@ func TestRenderGolden(t *testing.T) {
 	cmpl := Head{Endpoint: Completions, ID: "cmpl-1", Created: 5, Model: "m"}
 	u := Usage{Prompt: 3, Completion: 2, Cached: 1}
 	for got, want := range map[string]string{
-		string(chat.AppendRole(nil, nil)):                                                  `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n",
-		string(chat.AppendText(nil, []byte("a\n\xff"), nil)):                               `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"content":"a\n�"},"logprobs":null,"finish_reason":null}]}` + "\n\n",
-		string(chat.AppendFinish(nil, nil, "stop")):                                        `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n",
-		string(chat.AppendFinish(nil, []byte("x"), "length")):                              `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":"length"}]}` + "\n\n",
-		string(cmpl.AppendText(nil, []byte("a"), []int32{1, 2})):                           `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"token_ids":[1,2]}]}` + "\n\n",
-		string(cmpl.AppendFinish(nil, nil, "stop")):                                        `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}]}` + "\n\n",
-		string(cmpl.AppendUsage(nil, u)):                                                   `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}` + "\n\n",
-		string(cmpl.AppendRole(nil, nil)):                                                  "",
-		string(chat.AppendWhole(nil, &Whole{Text: []byte("t"), Finish: "stop", Usage: u})): `{"id":"chatcmpl-1","object":"chat.completion","created":5,"model":"m\"x","choices":[{"index":0,"message":{"role":"assistant","content":"t","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}`,
-		string(cmpl.AppendWhole(nil, &Whole{Text: []byte("t"), Finish: "stop", Usage: u, TokenIDs: []int32{7}, PromptIDs: []int32{8}})): `{"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"t","logprobs":null,"finish_reason":"stop","token_ids":[7],"prompt_token_ids":[8]}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}`,
-		string(AppendModels(nil, []Model{{ID: "m", Created: 5, ContextLen: 9}})):                                                        `{"object":"list","data":[{"id":"m","object":"model","created":5,"owned_by":"headrace","root":"m","parent":null,"max_model_len":9}]}`,
+		string(chat.AppendRole(nil, nil)):                                                                       `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n",
+		string(chat.AppendText(nil, []byte("a\n\xff"), nil, nil)):                                               `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"content":"a\n�"},"logprobs":null,"finish_reason":null}]}` + "\n\n",
+		string(chat.AppendFinish(nil, nil, "stop")):                                                             `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n",
+		string(chat.AppendFinish(nil, []byte("x"), "length")):                                                   `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m\"x","choices":[{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":"length"}]}` + "\n\n",
+		string(cmpl.AppendText(nil, []byte("a"), []int32{1, 2}, nil)):                                           `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"token_ids":[1,2]}]}` + "\n\n",
+		string(cmpl.AppendFinish(nil, nil, "stop")):                                                             `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}]}` + "\n\n",
+		string(cmpl.AppendUsage(nil, u)):                                                                        `data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}` + "\n\n",
+		string(cmpl.AppendRole(nil, nil)):                                                                       "",
+		string(chat.AppendWhole(nil, &Whole{Choices: []Choice{{Text: []byte("t"), Finish: "stop"}}, Usage: u})): `{"id":"chatcmpl-1","object":"chat.completion","created":5,"model":"m\"x","choices":[{"index":0,"message":{"role":"assistant","content":"t","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}`,
+		string(cmpl.AppendWhole(nil, &Whole{Choices: []Choice{{Text: []byte("t"), Finish: "stop", TokenIDs: []int32{7}}}, Usage: u, PromptIDs: []int32{8}})): `{"id":"cmpl-1","object":"text_completion","created":5,"model":"m","choices":[{"index":0,"text":"t","logprobs":null,"finish_reason":"stop","token_ids":[7],"prompt_token_ids":[8]}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}}}`,
+		string(AppendModels(nil, []Model{{ID: "m", Created: 5, ContextLen: 9}})):                                                                             `{"object":"list","data":[{"id":"m","object":"model","created":5,"owned_by":"headrace","root":"m","parent":null,"max_model_len":9}]}`,
 	} {
 		if got != want {
 			t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -210,12 +221,12 @@ func TestRenderGolden(t *testing.T) {
 func TestAssemblerTokenIDs(t *testing.T) {
 	h := Head{Endpoint: Chat, ID: "a", Model: "m"}
 	var a Assembler
-	for _, ev := range [][]byte{h.AppendRole(nil, []int32{1, 2}), h.AppendText(nil, []byte("x"), []int32{3}), h.AppendText(nil, nil, []int32{4}), h.AppendFinish(nil, []byte("y"), "stop"), h.AppendUsage(nil, Usage{})} {
+	for _, ev := range [][]byte{h.AppendRole(nil, []int32{1, 2}), h.AppendText(nil, []byte("x"), []int32{3}, nil), h.AppendText(nil, nil, []int32{4}, nil), h.AppendFinish(nil, []byte("y"), "stop"), h.AppendUsage(nil, Usage{})} {
 		if _, err := a.Add(ev[len("data: "):]); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if w := a.Whole; string(w.Text) != "xy" || !slices.Equal(w.TokenIDs, []int32{3, 4}) || !slices.Equal(w.PromptIDs, []int32{1, 2}) {
+	if w := a.Whole; string(w.Choices[0].Text) != "xy" || !slices.Equal(w.Choices[0].TokenIDs, []int32{3, 4}) || !slices.Equal(w.PromptIDs, []int32{1, 2}) {
 		t.Errorf("%+v", w)
 	}
 }
@@ -224,11 +235,11 @@ func TestEncodersDoNotAllocate(t *testing.T) {
 	h := Head{Endpoint: Chat, ID: "chatcmpl-0123456789", Created: 1790000000, Model: "model"}
 	buf := make([]byte, 0, 4096)
 	text := []byte("some text \"quoted\" é")
-	event := h.AppendText(nil, text, nil)
+	event := h.AppendText(nil, text, nil, nil)
 	var ids [4]int32
 	n := testing.AllocsPerRun(100, func() {
 		buf = AppendTokenComment(buf[:0], "t", ids[:1])
-		buf = h.AppendText(buf, text, nil)
+		buf = h.AppendText(buf, text, nil, nil)
 		buf = h.AppendUsage(buf, Usage{1, 2, 3})
 		if _, _, err := NextEvent(event); err != nil {
 			t.Error(err)
@@ -274,7 +285,7 @@ func BenchmarkAppendText(b *testing.B) {
 	h := Head{Endpoint: Chat, ID: "chatcmpl-0123456789", Created: 1790000000, Model: "model"}
 	buf := make([]byte, 0, 4096)
 	for b.Loop() {
-		buf = h.AppendText(buf[:0], []byte(" token"), nil)
+		buf = h.AppendText(buf[:0], []byte(" token"), nil, nil)
 	}
 }
 

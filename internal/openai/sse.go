@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 )
 
@@ -27,6 +26,7 @@ const (
 	EventSettled             // : settled
 	EventFinal               // : final
 	EventFailed              // : failed REASON
+	EventHead                // : head, before a data event that comes before all tokens
 )
 
 // Event is one event. Its slices point into the buffer it was read from.
@@ -93,6 +93,8 @@ func comment(line []byte) (EventKind, []byte) {
 		return EventFinal, arg
 	case "failed":
 		return EventFailed, arg
+	case "head":
+		return EventHead, arg
 	}
 	return EventComment, body
 }
@@ -141,74 +143,4 @@ func AppendTokenComment(dst []byte, name string, ids []int32) []byte {
 		dst = strconv.AppendInt(dst, int64(id), 10)
 	}
 	return append(dst, "\n\n"...)
-}
-
-// Scanner reads events off a stream. The slices of an event are valid until the next call of Next.
-type Scanner struct {
-	r          io.Reader
-	buf        []byte
-	start, end int
-	scanned    int // bytes behind start that hold no event end
-	err        error
-}
-
-// NewScanner makes a Scanner over r. buf may be nil; it grows up to EventBytesMax.
-func NewScanner(r io.Reader, buf []byte) *Scanner {
-	buf = buf[:cap(buf)]
-	if len(buf) < 4096 {
-		buf = make([]byte, 16<<10)
-	}
-	return &Scanner{r: r, buf: buf}
-}
-
-// Next returns the next event. At the end it returns io.EOF, or io.ErrUnexpectedEOF within an event.
-func (s *Scanner) Next() (Event, error) {
-	for {
-		if window := s.buf[s.start:s.end]; bytes.IndexByte(window[s.scanned:], '\n') >= 0 {
-			ev, n, err := NextEvent(window)
-			if err != nil {
-				return Event{}, err
-			}
-			if n > 0 {
-				s.start += n
-				s.scanned = 0
-				return ev, nil
-			}
-		}
-		if s.err != nil {
-			if s.err == io.EOF && len(bytes.Trim(s.buf[s.start:s.end], "\n")) > 0 {
-				return Event{}, io.ErrUnexpectedEOF
-			}
-			return Event{}, s.err
-		}
-		if err := s.fill(); err != nil {
-			return Event{}, err
-		}
-	}
-}
-
-func (s *Scanner) fill() error {
-	// The last byte may be the line end whose empty line is still to come.
-	s.scanned = max(0, s.end-s.start-1)
-	if s.end == len(s.buf) {
-		if s.start > 0 {
-			copy(s.buf, s.buf[s.start:s.end])
-			s.end -= s.start
-			s.start = 0
-		} else {
-			if len(s.buf) >= EventBytesMax {
-				return ErrEventTooLarge
-			}
-			s.buf = append(s.buf, make([]byte, len(s.buf))...)
-		}
-	}
-	for range 100 {
-		n, err := s.r.Read(s.buf[s.end:])
-		s.end += n
-		if n > 0 || err != nil {
-			s.err = err
-			return nil
-		}
-	}
-	return io.ErrNoProgress
 }

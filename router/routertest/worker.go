@@ -152,6 +152,7 @@ type KV struct {
 	Peer       string   `json:"peer"`
 	DeadlineMS int64    `json:"deadline_ms"`
 	Resume     *[]int32 `json:"resume"`
+	Choice     int      `json:"choice"`
 }
 
 var errAbort = errors.New("abort")
@@ -375,7 +376,7 @@ func (c *Call) generate(n int) error {
 			return err
 		}
 		if text, _ := c.detok.Push(id); len(text) > 0 {
-			if err := c.write(c.head.AppendText(nil, text, nil)); err != nil {
+			if err := c.write(c.head.AppendText(nil, text, nil, nil)); err != nil {
 				return err
 			}
 		}
@@ -388,7 +389,7 @@ func (c *Call) generate(n int) error {
 		return nil
 	}
 	// Text held back to the end goes into the finish event.
-	finish := strings.Replace(string(c.head.AppendText(nil, c.detok.Flush(), nil)), `"finish_reason":null`, `"finish_reason":"length"`, 1)
+	finish := strings.Replace(string(c.head.AppendText(nil, c.detok.Flush(), nil, nil)), `"finish_reason":null`, `"finish_reason":"length"`, 1)
 	if err := c.write([]byte(finish)); err != nil {
 		return err
 	}

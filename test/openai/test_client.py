@@ -240,7 +240,7 @@ def test_unicode(client, model):
         (dict(top_p=1.5), "top_p"),
         (dict(max_tokens=0), "max_tokens"),
         (dict(n=3), "n"),
-        (dict(logprobs=True), "logprobs"),
+        (dict(top_logprobs=3), "top_logprobs"),
         (dict(messages=[]), "messages"),
         (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), None),
         (dict(stop=["x"] * 99), "stop"),

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/headrace/headrace/internal/openai"
 )
 
 // Role says which part of a request this worker serves.
@@ -34,9 +36,11 @@ func (r Role) String() string {
 
 // Sampling is sample.Params by another name: the two convert into each other.
 type Sampling struct {
-	Temperature, TopP float32
-	TopK              int
-	Seed              uint64
+	Temperature, TopP, MinP         float32
+	TopK                            int
+	Seed                            uint64
+	Repetition, Frequency, Presence float32
+	Bias                            map[int32]float32
 }
 
 // Request is a request as an engine sees it: tokens in, tokens out.
@@ -44,8 +48,14 @@ type Request struct {
 	ID       string
 	Prompt   []int32
 	Sampling Sampling
-	// MaxTokens bounds the completion, Resume included. It is at least 1, and len(Prompt)+MaxTokens fits the model.
+	Choice   int // number of the answer, of several for one prompt
+	// MaxTokens bounds the completion, Resume included, and len(Prompt)+MaxTokens fits the model. At 0 the prompt is
+	// computed and nothing sampled.
 	MaxTokens int
+	// Logprobs asks for the log probability of every sampled token, and of the TopLogprobs most likely ones beside it.
+	// PromptLogprobs asks for those of the prompt.
+	Logprobs, PromptLogprobs bool
+	TopLogprobs              int
 	// StopTokens end the completion as the model's own end tokens do.
 	StopTokens []int32
 	// IgnoreEOS goes on past the model's end tokens (not past StopTokens).
@@ -80,6 +90,8 @@ const (
 	EventSettled
 	// EventFailed: this worker cannot go on, another may: Reason.
 	EventFailed
+	// EventPrompt comes before the first token when PromptLogprobs was asked for: Prompt has an entry a token.
+	EventPrompt
 )
 
 // Phases of a request.
@@ -100,6 +112,9 @@ type TokenEvent struct {
 	Phase  string
 	Reason string
 	Prior  []int32
+	// Logprob is that of Token, when it was asked for.
+	Logprob *openai.Logprob
+	Prompt  []openai.Logprob
 	// CachedTokens is how much of the prompt was found in the prefix cache. Any event may carry it; the largest counts.
 	CachedTokens int
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/internal/openai/openaitest"
 	"github.com/headrace/headrace/worker/chat"
 )
 
@@ -202,7 +203,9 @@ func TestRequestErrors(t *testing.T) {
 		{"/v1/completions", `{"prompt":""}`, 400, `"param":"prompt"`},
 		{"/v1/completions", `{"prompt":[1,259]}`, 400, "no token 259"},
 		{"/v1/completions", `{"prompt":"x","stop_token_ids":[300]}`, 400, `"param":"stop_token_ids"`},
-		{"/v1/completions", `{"prompt":"x","n":2}`, 400, `"param":"n"`},
+		{"/v1/completions", `{"prompt":"x","n":129}`, 400, `"param":"n"`},
+		{"/v1/completions", `{"prompt":"x","logit_bias":{"300":1}}`, 400, `"param":"logit_bias"`},
+		{"/v1/completions", `{"prompt":"x","max_tokens":0}`, 400, `"param":"max_tokens"`},
 		{"/v1/completions", `{"prompt":"` + strings.Repeat("a", 5000) + `"}`, 413, "request_too_large"},
 		{"/v1/completions", `{"prompt":"x","kv_transfer_params":{"dialect":"x"}}`, 400, `"param":"kv_transfer_params"`},
 		{"/v1/completions", `{"prompt":"x","max_tokens":1,"kv_transfer_params":{"dialect":"headrace/1","role":"whole","id":"a","resume":[1,2]}}`, 400, "resume has 2"},
@@ -258,7 +261,7 @@ func TestHeartbeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	s := openai.NewScanner(resp.Body, nil)
+	s := openaitest.NewScanner(resp.Body, nil)
 	for range 3 {
 		if ev, err := s.Next(); err != nil || ev.Kind != openai.EventHeartbeat {
 			t.Fatalf("%v %v", ev.Kind, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -17,12 +18,12 @@ import (
 // generate answers both generating endpoints.
 func (s *Server) generate(w http.ResponseWriter, r *http.Request, ep openai.Endpoint) {
 	began := time.Now()
-	if s.inFlight.Add(1) > int64(s.cfg.InFlightMax) {
-		s.inFlight.Add(-1)
-		writeError(w, openai.Unavailable("This worker has %d requests in flight and takes no more.", s.cfg.InFlightMax))
+	if e := s.enter(1); e != nil {
+		writeError(w, e)
 		return
 	}
-	defer s.inFlight.Add(-1)
+	entered := int64(1)
+	defer func() { s.inFlight.Add(-entered) }()
 	body, e := s.readBody(w, r)
 	if e != nil {
 		writeError(w, e)
@@ -34,6 +35,12 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, ep openai.Endp
 		return
 	}
 	out, e := s.prepare(req, began)
+	if e == nil && len(out.choices) > 1 {
+		more := int64(len(out.choices) - 1)
+		if e = s.enter(more); e == nil {
+			entered += more
+		}
+	}
 	if e != nil {
 		writeError(w, e)
 		return
@@ -41,21 +48,26 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, ep openai.Endp
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	out.ctx, out.cancel, out.w = ctx, cancel, w
-	if finish, done := out.complete(); done {
-		out.finishAtOnce(finish)
+	first := out.choices[0]
+	if finish, done := first.complete(); done {
+		first.conclude(finish)
+		_ = out.flush() // a router that has left dispatches again
 		return
 	}
-	events, err := s.cfg.Engine.Submit(ctx, out.engine)
-	if err != nil {
+	if err := out.submit(first); err != nil {
 		writeError(w, s.submitError(req, err))
 		return
 	}
-	s.pumps.Add(1)
-	go func() {
-		defer s.pumps.Done()
-		out.queue.pump(events)
-	}()
 	out.run()
+}
+
+// enter counts choices in; leaving is subtracting them.
+func (s *Server) enter(n int64) *openai.Error {
+	if s.inFlight.Add(n) > int64(s.cfg.InFlightMax) {
+		s.inFlight.Add(-n)
+		return openai.Unavailable("This worker has %d answers in flight and takes no more.", s.cfg.InFlightMax)
+	}
+	return nil
 }
 
 // readBody reads all of the body: the server notices a client that leaves only once it has.
@@ -86,6 +98,9 @@ func (s *Server) submitError(req *openai.Request, err error) *openai.Error {
 	return openai.Unavailable("This worker cannot take the request: %v.", err)
 }
 
+// echoLogprobsMax keeps the event with a prompt's log probabilities within openai.EventBytesMax.
+const echoLogprobsMax = 1 << 16
+
 // prepare turns a client's request into an engine's, and makes the response that will carry the answer.
 func (s *Server) prepare(req *openai.Request, began time.Time) (*response, *openai.Error) {
 	model := s.model.ID
@@ -113,6 +128,7 @@ func (s *Server) prepare(req *openai.Request, began time.Time) (*response, *open
 	switch {
 	case maxTokens > room:
 		return nil, openai.ContextLength(req.Endpoint, s.model.Context, len(prompt), maxTokens)
+	case req.PromptOnly:
 	case maxTokens == 0 && req.Endpoint == openai.Completions:
 		maxTokens = min(room, openai.DefaultCompletionTokens)
 	case maxTokens == 0:
@@ -120,12 +136,26 @@ func (s *Server) prepare(req *openai.Request, began time.Time) (*response, *open
 	}
 	er := &Request{
 		ID: head.ID, Prompt: prompt, MaxTokens: maxTokens, StopTokens: req.StopTokens, IgnoreEOS: req.IgnoreEOS,
-		Sampling: Sampling{Temperature: req.Temperature, TopP: req.TopP, TopK: req.TopK, Seed: req.Seed},
+		Sampling: Sampling{
+			Temperature: req.Temperature, TopP: req.TopP, MinP: req.MinP, TopK: req.TopK, Seed: req.Seed,
+			Repetition: req.Repetition, Frequency: req.Frequency, Presence: req.Presence, Bias: req.Bias,
+		},
+		Logprobs: req.Logprobs, TopLogprobs: req.TopLogprobs,
 	}
 	if e := s.checkIDs("stop_token_ids", req.StopTokens); e != nil {
 		return nil, e
 	}
+	if e := s.checkIDs("logit_bias", slices.Sorted(maps.Keys(req.Bias))); e != nil {
+		return nil, e
+	}
+	if rows := len(prompt) * (1 + req.TopLogprobs); req.Echo && req.Logprobs && rows > echoLogprobsMax {
+		return nil, openai.BadRequest("echo", openai.CodeInvalidValue,
+			"'echo' with 'logprobs' gives at most %d log probabilities, this prompt of %d tokens needs %d: ask for fewer 'logprobs'.", echoLogprobsMax, len(prompt), rows)
+	}
 	if kv := req.KV; kv != nil {
+		if req.N > 1 {
+			return nil, openai.Unsupported("n", "This server supports 'n': 1 only, through a router.")
+		}
 		if e := s.addLeg(er, kv); e != nil {
 			return nil, e
 		}
@@ -142,6 +172,7 @@ func (s *Server) addLeg(er *Request, kv *openai.KVParams) *openai.Error {
 	case openai.RoleDecode:
 		er.Role = RoleDecode
 	}
+	er.Choice = kv.Choice
 	er.Ticket, er.Peer, er.Resume = kv.Ticket, kv.Peer, kv.Resume
 	er.Sampling.Seed = kv.Seed
 	if kv.DeadlineMS != 0 {

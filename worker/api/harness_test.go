@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/internal/openai/openaitest"
 	"github.com/headrace/headrace/worker/chat"
 	"github.com/headrace/headrace/worker/tokenizer"
 )
@@ -210,7 +211,7 @@ func (h *harness) get(path string) (int, string) {
 func lines(t *testing.T, body string) []string {
 	t.Helper()
 	var out []string
-	s := openai.NewScanner(strings.NewReader(body), nil)
+	s := openaitest.NewScanner(strings.NewReader(body), nil)
 	for {
 		ev, err := s.Next()
 		if errors.Is(err, io.EOF) {

@@ -12,7 +12,8 @@ type queue struct {
 	closed bool
 }
 
-func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
+// newQueue makes a queue that says so on ready, which others may share, when it has something.
+func newQueue(ready chan struct{}) *queue { return &queue{ready: ready} }
 
 // pump moves events until the engine closes the channel.
 func (q *queue) pump(ch <-chan TokenEvent) {

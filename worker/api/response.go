@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/headrace/headrace/internal/openai"
@@ -11,25 +10,19 @@ import (
 
 // response carries one request's answer from the engine's events to the client. One goroutine owns it.
 type response struct {
-	s      *Server
-	req    *openai.Request
-	engine *Request
-	head   openai.Head
-	queue  *queue
-	watch  watch
+	s       *Server
+	req     *openai.Request
+	head    openai.Head
+	choices []*choice
+	ready   chan struct{} // holds one word when a choice has events
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	w      http.ResponseWriter
 
-	detok      *openai.Detok
-	completion int // tokens, those before this leg included
-	cached     int
-	finish     string
-	failure    string
-	ended      bool
-	roleSent   bool
-	handedOff  bool
+	failure string
+	left    int // choices that have not ended
+	ended   bool
 
 	stream  bool // as events; else as one body
 	native  bool
@@ -38,45 +31,53 @@ type response struct {
 	whole   openai.Whole
 }
 
+// newResponse makes the response for the choices that this server is to make: all of them, or the one of a leg.
 func newResponse(s *Server, req *openai.Request, er *Request, head openai.Head, began time.Time) *response {
 	o := &response{
-		s: s, req: req, engine: er, head: head, queue: newQueue(),
-		detok:  openai.NewDetok(s.cfg.Tokenizer, openai.DetokOptions{Stop: req.Stop, KeepSpecial: req.KeepSpecial}),
+		s: s, req: req, head: head, ready: make(chan struct{}, 1),
 		stream: req.Stream || req.KV != nil,
 		native: req.KV != nil,
 	}
-	o.watch = watch{m: s.metrics, began: began, decode: er.Role == RoleDecode}
-	o.roleSent = req.Endpoint == openai.Completions || er.Role == RoleDecode || er.Resume != nil
+	n := req.N
+	if o.native {
+		n = 1
+	}
+	for i := range n {
+		engine := *er
+		engine.Choice += i
+		o.choices = append(o.choices, newChoice(o, &engine, began))
+	}
+	o.left = n
 	return o
 }
 
-// complete puts the resumed tokens through the detokeniser and says whether there is nothing left to generate: the
-// worker that gave the last token may have died before it could say that it was the last.
-func (o *response) complete() (finish string, done bool) {
-	resume := o.engine.Resume
-	o.completion = len(resume)
-	if len(resume) == 0 {
-		return "", false
+// submit gives a choice to the engine.
+func (o *response) submit(c *choice) error {
+	ctx, cancel := context.WithCancel(o.ctx)
+	events, err := o.s.cfg.Engine.Submit(ctx, c.engine)
+	if err != nil {
+		cancel()
+		return err
 	}
-	last := resume[len(resume)-1]
-	if o.isEnd(last) {
-		o.detok.PushAll(resume[:len(resume)-1])
-		return openai.FinishStop, true
-	}
-	if o.detok.PushAll(resume) {
-		return openai.FinishStop, true
-	}
-	return openai.FinishLength, len(resume) >= o.engine.MaxTokens
+	c.cancel = cancel
+	o.s.pumps.Add(1)
+	go func() {
+		defer o.s.pumps.Done()
+		c.queue.pump(events)
+	}()
+	return nil
 }
 
-// isEnd reports whether a token ends the completion.
-func (o *response) isEnd(id int32) bool {
-	return (!o.engine.IgnoreEOS && o.s.ends[id]) || slices.Contains(o.engine.StopTokens, id)
-}
-
-func (o *response) finishAtOnce(finish string) {
-	o.conclude(finish)
-	_ = o.flush() // a router that has left dispatches again
+// submitRest gives the other choices to the engine, once the first has put the prompt into the prefix cache.
+func (o *response) submitRest() {
+	for _, c := range o.choices[1:] {
+		if c.cancel != nil || o.ended {
+			continue
+		}
+		if err := o.submit(c); err != nil {
+			o.fail(err.Error())
+		}
+	}
 }
 
 // run takes the engine's events until one ends the answer or the client leaves.
@@ -95,7 +96,6 @@ func (o *response) run() {
 	var events []TokenEvent
 	quiet := true // nothing was sent since the last beat
 	for {
-		closed := false
 		select {
 		case <-o.ctx.Done():
 			return
@@ -105,16 +105,13 @@ func (o *response) run() {
 				continue
 			}
 			o.out = openai.AppendComment(o.out, "hb", "")
-		case <-o.queue.ready:
-			events, closed = o.queue.take(events)
+		case <-o.ready:
 			quiet = false
-			for i := range events {
-				if o.step(&events[i]); o.ended {
-					break
-				}
+			for _, c := range o.choices {
+				events = c.take(events)
 			}
-			if closed && !o.ended {
-				o.fail("the engine stopped without an end")
+			if first := o.choices[0]; first.tokens > 0 || first.ended {
+				o.submitRest()
 			}
 		}
 		if err := o.flush(); err != nil || o.ended {
@@ -126,105 +123,17 @@ func (o *response) run() {
 // done ends the request at the engine and counts it.
 func (o *response) done() {
 	o.cancel()
-	reason := o.finish
-	switch {
-	case o.failure != "":
-		reason = "error"
-	case reason == "" && !o.handedOff:
-		reason = "abort"
-	}
-	o.watch.end(reason, len(o.engine.Prompt), o.completion)
-}
-
-// step renders one event.
-func (o *response) step(ev *TokenEvent) {
-	o.cached = max(o.cached, ev.CachedTokens)
-	switch ev.Kind {
-	case EventToken:
-		o.token(ev)
-	case EventFinish:
-		o.conclude(ev.Finish)
-	case EventPrior:
-		o.prior(ev.Prior)
-	case EventPhase:
-		o.watch.phase(ev.Phase)
-		o.comment("phase", ev.Phase)
-	case EventHandoff:
-		o.handedOff = true
-		o.comment("handoff", "")
-	case EventSettled:
-		o.comment("settled", "")
-		o.ended = true
-	case EventFailed:
-		o.fail(ev.Reason)
-	}
-}
-
-// prior takes over the tokens that were sampled before, in place of those that came with the request.
-func (o *response) prior(tokens []int32) {
-	o.completion = len(tokens)
-	o.detok = openai.NewDetok(o.s.cfg.Tokenizer, openai.DetokOptions{Stop: o.req.Stop, KeepSpecial: o.req.KeepSpecial})
-	stopped := o.detok.PushAll(tokens)
-	if o.native {
-		o.out = openai.AppendTokenComment(o.out, "prior", tokens)
-	}
-	if stopped {
-		o.conclude(openai.FinishStop)
-	}
-}
-
-func (o *response) token(ev *TokenEvent) {
-	o.watch.token()
-	o.completion++
-	o.role()
-	if o.native {
-		o.out = openai.AppendTokenComment(o.out, "t", []int32{ev.Token})
-	}
-	var text []byte
-	stopped := false
-	// The token that ends a completion is counted and named, and has no text.
-	if ev.Finish != openai.FinishStop {
-		text, stopped = o.detok.Push(ev.Token)
-	}
-	o.text(text, ev.Token)
-	switch {
-	case stopped:
-		o.conclude(openai.FinishStop)
-	case ev.Finish != "":
-		o.conclude(ev.Finish)
-	}
-}
-
-// role begins a chat's stream.
-func (o *response) role() {
-	if o.roleSent {
-		return
-	}
-	o.roleSent = true
-	if o.stream {
-		var ids []int32
-		if o.req.ReturnTokenIDs {
-			ids = o.engine.Prompt
+	for _, c := range o.choices {
+		reason := c.finish
+		switch {
+		case c.cancel == nil:
+			continue
+		case o.failure != "" && reason == "":
+			reason = "error"
+		case reason == "" && !c.handedOff:
+			reason = "abort"
 		}
-		o.start()
-		o.out = o.head.AppendRole(o.out, ids)
-	}
-}
-
-// text adds a token's text to the answer, and its id when the client asked for ids.
-func (o *response) text(text []byte, token int32) {
-	var ids []int32
-	if o.req.ReturnTokenIDs {
-		ids = []int32{token}
-	}
-	switch {
-	case len(text) == 0 && ids == nil:
-	case o.stream:
-		o.start()
-		o.out = o.head.AppendText(o.out, text, ids)
-	default:
-		o.whole.Text = append(o.whole.Text, text...)
-		o.whole.TokenIDs = append(o.whole.TokenIDs, ids...)
+		c.watch.end(reason, len(c.engine.Prompt), c.completion)
 	}
 }
 
@@ -234,27 +143,25 @@ func (o *response) comment(name, arg string) {
 	}
 }
 
-func (o *response) usage() openai.Usage {
-	return openai.Usage{Prompt: len(o.engine.Prompt), Completion: o.completion, Cached: min(o.cached, len(o.engine.Prompt))}
+// usage counts the prompt once.
+func (o *response) usage() (u openai.Usage) {
+	for i, c := range o.choices {
+		u.Add(i, openai.Usage{Prompt: len(c.engine.Prompt), Completion: c.completion, Cached: min(c.cached, len(c.engine.Prompt))})
+	}
+	return u
 }
 
-// conclude ends the answer well. Text that was held back until now goes into the finish event itself: it is released by
-// the end, not by a token, so whoever takes the stream over must not count it as given with the tokens before it.
-func (o *response) conclude(finish string) {
-	o.finish, o.ended = finish, true
-	tail := o.detok.Flush()
+// conclude ends the answer well, when all its choices have.
+func (o *response) conclude() {
+	o.ended = true
 	if !o.stream {
-		o.whole.Text = append(o.whole.Text, tail...)
-		o.whole.Finish, o.whole.Usage = finish, o.usage()
+		o.whole.Usage = o.usage()
 		if o.req.ReturnTokenIDs {
-			o.whole.PromptIDs = o.engine.Prompt
+			o.whole.PromptIDs = o.choices[0].engine.Prompt
 		}
 		o.out = o.head.AppendWhole(o.out, &o.whole)
 		return
 	}
-	o.role()
-	o.start()
-	o.out = o.head.AppendFinish(o.out, tail, finish)
 	if o.native || o.req.IncludeUsage {
 		o.out = o.head.AppendUsage(o.out, o.usage())
 	}

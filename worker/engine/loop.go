@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/worker/api"
 	"github.com/headrace/headrace/worker/kv"
 	"github.com/headrace/headrace/worker/model"
@@ -86,6 +86,7 @@ type Engine struct {
 	stats       atomic.Pointer[Status]
 	seqs        []*model.Seq // of one step, reused
 	logits      [][]float32
+	samplers    []sample.Sampler // a core
 
 	ctx       context.Context // ends with the engine
 	cancelAll context.CancelFunc
@@ -111,6 +112,7 @@ func New(cfg Config) (*Engine, error) {
 		presented: map[nonce]*presentation{},
 		closed:    map[nonce]time.Time{},
 		quit:      make(chan struct{}),
+		samplers:  make([]sample.Sampler, max(1, runtime.GOMAXPROCS(0))),
 	}
 	e.ctx, e.cancelAll = context.WithCancel(context.Background())
 	e.link = newLink(e)
@@ -215,25 +217,13 @@ func (e *Engine) loop() {
 
 // work is a sequence's share of a step.
 type work struct {
-	seq *seq
-	n   int // tokens to compute
+	seq         *seq
+	n           int // tokens to compute
+	first, last int // of the model's sequences
 }
 
 func (e *Engine) step(batch []work) {
-	e.seqs = e.seqs[:0]
-	for _, w := range batch {
-		s := w.seq
-		m := &model.Seq{
-			Tokens: s.tokens[s.computed : s.computed+w.n],
-			Pos:    s.computed,
-			Blocks: s.blocks,
-			Logits: s.computed+w.n == len(s.tokens),
-		}
-		if m.Logits {
-			m.Out = e.logitsOf(len(e.seqs))
-		}
-		e.seqs = append(e.seqs, m)
-	}
+	e.compose(batch)
 	push := e.layerPusher(batch)
 	if err := e.cfg.Model.Forward(e.cfg.Cache, e.seqs, push); err != nil {
 		for _, w := range batch {
@@ -247,13 +237,40 @@ func (e *Engine) step(batch []work) {
 		w.seq.computed += w.n
 		e.commit(w.seq, w.seq.computed)
 		e.pushed(w.seq)
-		if e.seqs[i].Logits {
+		if e.seqs[w.last].Logits && w.seq.remaining() == 0 {
 			e.sampled(w.seq, next[i])
 		}
 	}
 }
 
-// logitsOf is room for the logits of the i-th sequence of a step, reused by the next.
+// compose makes the model's view of a batch.
+func (e *Engine) compose(batch []work) {
+	e.seqs = e.seqs[:0]
+	rows := 0
+	add := func(s *seq, from, n int, logits bool) {
+		m := &model.Seq{Tokens: s.tokens[from : from+n], Pos: from, Blocks: s.blocks, Logits: logits}
+		if logits {
+			m.Out = e.logitsOf(rows)
+			rows++
+		}
+		e.seqs = append(e.seqs, m)
+	}
+	for i := range batch {
+		w := &batch[i]
+		w.first = len(e.seqs)
+		if s := w.seq; s.scoring() {
+			// A row a token: the keys and values of a whole batch are stored before anybody looks at them.
+			for k := range w.n {
+				add(s, s.computed+k, 1, true)
+			}
+		} else {
+			add(s, s.computed, w.n, s.computed+w.n == len(s.tokens))
+		}
+		w.last = len(e.seqs) - 1
+	}
+}
+
+// logitsOf is room for the i-th logits of a step, reused by the next.
 func (e *Engine) logitsOf(i int) []float32 {
 	for len(e.logits) <= i {
 		e.logits = append(e.logits, make([]float32, e.cfg.Vocab))
@@ -268,47 +285,6 @@ func (e *Engine) commit(s *seq, n int) {
 		at := s.committed * bt
 		s.content = e.pool.Commit(s.blocks[s.committed], s.content, s.tokens[at:at+bt])
 		s.committed++
-	}
-}
-
-// draw samples the next token of every sequence of a step that has logits. Sampling a large vocabulary takes
-// milliseconds, so the sequences share the cores; each draw is a pure function, so that changes nothing.
-func (e *Engine) draw(batch []work) []int32 {
-	next := make([]int32, len(batch))
-	var drawing sync.WaitGroup
-	for i, w := range batch {
-		if !e.seqs[i].Logits {
-			continue
-		}
-		s, logits := w.seq, e.seqs[i].Out
-		pick := func() { next[i] = sample.Sample(logits, sample.Params(s.req.Sampling), 0, len(s.tokens)) }
-		if s.req.Sampling.Temperature == 0 || len(batch) == 1 {
-			pick()
-		} else {
-			drawing.Go(pick)
-		}
-	}
-	drawing.Wait()
-	return next
-}
-
-func (e *Engine) sampled(s *seq, token int32) {
-	s.tokens = append(s.tokens, token)
-	e.count.generation++
-	ev := api.TokenEvent{Kind: api.EventToken, Token: token, CachedTokens: s.cached}
-	switch {
-	case e.isEnd(s.req, token):
-		ev.Finish = openai.FinishStop
-	case s.generated() >= s.req.MaxTokens || len(s.tokens) >= e.cfg.Context:
-		ev.Finish = openai.FinishLength
-	}
-	s.emit(ev)
-	switch {
-	case ev.Finish != "":
-		e.end(s, "the request has ended")
-	case s.isPrefillLeg():
-		s.emit(api.TokenEvent{Kind: api.EventHandoff})
-		e.handoff(s)
 	}
 }
 

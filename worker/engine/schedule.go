@@ -21,9 +21,9 @@ func (e *Engine) schedule() []work {
 			break
 		}
 		e.waiting = e.waiting[1:]
-		n := min(s.remaining(), budget)
+		n := s.chunk(budget)
 		budget -= n
-		batch = append(batch, work{s, n})
+		batch = append(batch, work{seq: s, n: n})
 	}
 	return batch
 }
@@ -32,7 +32,7 @@ func (e *Engine) scheduleDecode() []work {
 	var batch []work
 	for _, s := range slices.Clone(e.active) {
 		if s.state == stRunning && s.decoding() && e.grow(s) {
-			batch = append(batch, work{s, 1})
+			batch = append(batch, work{seq: s, n: 1})
 		}
 	}
 	// growing may have taken the blocks of one that was already picked
@@ -56,19 +56,34 @@ func (e *Engine) schedulePrefill(batch []work, budget *int) []work {
 		return cmp.Compare(a.order, b.order)
 	})
 	for _, s := range fill {
-		n := min(s.remaining(), *budget)
+		n := s.chunk(*budget)
 		if n == 0 {
 			break
 		}
 		*budget -= n
-		batch = append(batch, work{s, n})
+		batch = append(batch, work{seq: s, n: n})
 	}
 	return batch
 }
 
+// scoringRows bounds how many positions of a prompt have their logits at once: each takes a vocabulary of floats.
+const scoringRows = 32
+
+// chunk is how many tokens of s a step computes.
+func (s *seq) chunk(budget int) int {
+	if s.scoring() {
+		budget = min(budget, scoringRows)
+	}
+	return min(s.remaining(), budget)
+}
+
 // start gives a waiting request its blocks: what the prefix cache holds of its tokens, and free ones for the rest.
 func (e *Engine) start(s *seq) bool {
-	blocks, content := e.pool.Match(s.tokens[:len(s.tokens)-1]) // the last token is always computed: it gives the logits
+	known := s.tokens[:len(s.tokens)-1] // the last token is always computed: it gives the logits
+	if s.scoring() {
+		known, s.scores = nil, s.scores[:0]
+	}
+	blocks, content := e.pool.Match(known)
 	need := e.pool.BlocksFor(len(s.tokens)) - len(blocks)
 	// leave a block for each that decodes, or the newcomer is preempted at once
 	if e.pool.Free() < need+e.decoders() && (len(e.active) > 0 || e.pool.Free() < need) {

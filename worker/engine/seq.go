@@ -4,8 +4,10 @@ import (
 	"context"
 	"time"
 
+	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/worker/api"
 	"github.com/headrace/headrace/worker/kv"
+	"github.com/headrace/headrace/worker/sample"
 )
 
 type state uint8
@@ -36,7 +38,8 @@ type seq struct {
 	blocks    []uint32
 	committed int // leading blocks that the pool can find again
 	content   kv.ContentID
-	cached    int // context tokens found in the prefix cache at first admission
+	cached    int              // context tokens found in the prefix cache at first admission
+	scores    []openai.Logprob // of the prompt's tokens so far, when they are asked for
 	lease     *lease
 	outClosed bool
 }
@@ -47,6 +50,16 @@ func (s *seq) decoding() bool     { return s.remaining() == 1 && s.computed >= s
 func (s *seq) generated() int     { return len(s.tokens) - s.prompt() }
 func (s *seq) bound() bool        { return s.lease != nil && s.lease.state == leaseBound }
 func (s *seq) isPrefillLeg() bool { return s.req.Role == api.RolePrefill }
+
+// scoring tells whether the prompt's log probabilities are still to be found: all of it is computed then, a token a row,
+// whatever the prefix cache knows.
+func (s *seq) scoring() bool { return s.req.PromptLogprobs && s.generated() == 0 }
+
+// place is where the next token is drawn.
+func (s *seq) place() sample.Place {
+	p := s.prompt()
+	return sample.Place{Choice: s.req.Choice, Position: len(s.tokens), Prompt: s.tokens[:p], Generated: s.tokens[p:]}
+}
 
 // outBuffer is how many events a reader may be behind before they are queued. Readers drain at once, so the queue is
 // there for the one that was not scheduled for a while.
