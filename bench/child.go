@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/headrace/headrace/transfer/node"
@@ -79,9 +78,8 @@ func startDaemon(ctx context.Context, argv []string, c childConfig) (*daemon, er
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd := ownGroup(exec.CommandContext(ctx, argv[0], argv[1:]...))
 	cmd.Env = append(os.Environ(), childEnv+"="+string(doc))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var stderr strings.Builder
 	cmd.Stderr = io.MultiWriter(&stderr, os.Stderr)
 	stdin, err := cmd.StdinPipe()

@@ -6,33 +6,48 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/headrace/headrace/internal/memfd"
 	"golang.org/x/sys/unix"
 )
 
-// goLimit is limits/limits.c in Go, in one process: blocking system calls, no runtime poller.
-func goLimit(kind string, block int, bytes, region int64, vectors int) (Measure, error) {
+// goLimits is limits/limits.c in Go, in one process: blocking system calls, no runtime poller.
+type goLimits struct{ src, dst *memfd.Memory }
+
+func newGoLimits(region int64) (*goLimits, error) {
 	src, err := filled(region, 2)
 	if err != nil {
-		return Measure{}, err
+		return nil, err
 	}
-	defer src.Close()
 	dst, err := filled(region, 1)
 	if err != nil {
-		return Measure{}, err
+		return nil, errors.Join(err, src.Close())
 	}
-	defer dst.Close()
-	n := int(region) / block
+	return &goLimits{src: src, dst: dst}, nil
+}
+
+func (g *goLimits) close() error {
+	if g == nil {
+		return nil
+	}
+	return errors.Join(g.src.Close(), g.dst.Close())
+}
+
+func (g *goLimits) run(kind string, block int, bytes int64, width int) (Measure, error) {
+	if kind == "plain" {
+		return g.plain(bytes, width), nil
+	}
+	n := int(g.src.Size()) / block
 	from, to := shuffled(n, 1), shuffled(n, 2)
 	count := int(bytes / int64(block))
 	if kind == "copy" {
-		before, start := ownCPU(), time.Now()
-		for k := range count {
-			copy(blockOf(dst, to[k%n], block), blockOf(src, from[k%n], block))
-		}
-		return Measure{Bytes: int64(count) * int64(block), Seconds: time.Since(start).Seconds(), CPUSeconds: ownCPU() - before}, nil
+		return timed(int64(count)*int64(block), width, func(part int) {
+			for k := part; k < count; k += width {
+				copy(blockOf(g.dst, to[k%n], block), blockOf(g.src, from[k%n], block))
+			}
+		}), nil
 	}
 	a, b, err := tcpPair()
 	if err != nil {
@@ -42,8 +57,8 @@ func goLimit(kind string, block int, bytes, region int64, vectors int) (Measure,
 	defer b.Close()
 	before, start := ownCPU(), time.Now()
 	sent := make(chan error, 1)
-	go func() { sent <- stream(int(a.Fd()), src, from, block, count, vectors, unix.Writev) }()
-	err = stream(int(b.Fd()), dst, to, block, count, vectors, unix.Readv)
+	go func() { sent <- stream(int(a.Fd()), g.src, from, block, count, width, unix.Writev) }()
+	err = stream(int(b.Fd()), g.dst, to, block, count, width, unix.Readv)
 	if err != nil {
 		_ = unix.Shutdown(int(a.Fd()), unix.SHUT_RDWR)
 	}
@@ -51,6 +66,26 @@ func goLimit(kind string, block int, bytes, region int64, vectors int) (Measure,
 	err = errors.Join(err, <-sent)
 	m.CPUSeconds = ownCPU() - before
 	return m, err
+}
+
+func (g *goLimits) plain(bytes int64, width int) Measure {
+	passes, share := int(bytes)/len(g.src.Bytes()), len(g.src.Bytes())/width
+	return timed(int64(passes)*int64(g.src.Size()), width, func(part int) {
+		for range passes {
+			copy(g.dst.Bytes()[part*share:(part+1)*share], g.src.Bytes()[part*share:])
+		}
+	})
+}
+
+// timed runs a part of the work on each of some goroutines.
+func timed(bytes int64, width int, work func(part int)) Measure {
+	before, start := ownCPU(), time.Now()
+	var wg sync.WaitGroup
+	for part := range width {
+		wg.Go(func() { work(part) })
+	}
+	wg.Wait()
+	return Measure{Bytes: bytes, Seconds: time.Since(start).Seconds(), CPUSeconds: ownCPU() - before}
 }
 
 func stream(fd int, m *memfd.Memory, order []uint32, block, count, vectors int, move func(int, [][]byte) (int, error)) error {
@@ -117,11 +152,17 @@ func filled(size int64, v byte) (*memfd.Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := m.Bytes()
-	for i := range b {
-		b[i] = v
-	}
+	refill(m, v)
 	return m, nil
+}
+
+// refill writes v everywhere, by ever longer copies.
+func refill(m *memfd.Memory, v byte) {
+	b := m.Bytes()
+	b[0] = v
+	for n := 1; n < len(b); {
+		n += copy(b[n:], b[:min(n, 1<<20)])
+	}
 }
 
 func shuffled(n int, seed uint64) []uint32 {
@@ -133,8 +174,19 @@ func shuffled(n int, seed uint64) []uint32 {
 	return v
 }
 
+// ownCPU is what this process has used, in seconds.
 func ownCPU() float64 {
-	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t)
+	return float64(t.Nano()) / 1e9
+}
+
+// processCPU is what another process has used: its CPU clock, see clock_getcpuclockid(3).
+func processCPU(pid int) float64 {
+	const sched = 2
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|sched), &t); err != nil {
+		return 0
+	}
+	return float64(t.Nano()) / 1e9
 }

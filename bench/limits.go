@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	_ "embed"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,19 +13,36 @@ import (
 //go:embed limits/limits.c
 var limitsSource []byte
 
-// limitVectors is how many blocks a call of the TCP loop carries: more than 8 gained nothing, fewer lost half.
-const limitVectors = 16
-
 // limits runs the loops that are the ceiling: in C where a compiler is found, else in Go.
 type limits struct {
-	program string // "" for the Go loops
-	what    string
+	what   string
+	lang   string
+	helper *helper // nil for the loops in Go
+	inGo   *goLimits
 }
 
-func newLimits(ctx context.Context, dir string, inGo bool) *limits {
-	if inGo {
-		return &limits{what: "loops in Go, as asked for"}
+// limitVectors is how many blocks a call of the TCP loop carries: a mebibyte's worth gives the loop its best, and the
+// kernel takes at most 1,024.
+func limitVectors(block int) int { return min(max(1<<20/block, 16), 256) }
+
+func newLimits(ctx context.Context, dir string, region int64, inGo bool) (*limits, error) {
+	why := "as asked for"
+	if !inGo {
+		program, cc := buildLimits(ctx, dir)
+		if program != "" {
+			h, err := startHelper(ctx, "the C loops", nil, program, strconv.FormatInt(region, 10))
+			if err != nil {
+				return nil, err
+			}
+			return &limits{helper: h, lang: "C", what: "C loops of bench/limits/limits.c, built with " + cc + " -O2"}, nil
+		}
+		why = "no C compiler was found (apt-get install -y gcc libc6-dev)"
 	}
+	g, err := newGoLimits(region)
+	return &limits{inGo: g, lang: "Go", what: "loops in Go: " + why}, err
+}
+
+func buildLimits(ctx context.Context, dir string) (program, compiler string) {
 	for _, cc := range []string{os.Getenv("CC"), "cc", "gcc", "clang"} {
 		if cc == "" {
 			continue
@@ -40,42 +56,58 @@ func newLimits(ctx context.Context, dir string, inGo bool) *limits {
 			continue
 		}
 		if err := exec.CommandContext(ctx, path, "-O2", "-pthread", "-o", program, source).Run(); err == nil {
-			return &limits{program: program, what: "C loops of bench/limits/limits.c, built with " + path + " -O2"}
+			return program, path
 		}
 	}
-	return &limits{what: "loops in Go: no C compiler was found"}
+	return "", ""
 }
 
-// name describes a kind of limit for people.
-func (l *limits) name(kind string) string {
-	lang := "C"
-	if l.program == "" {
-		lang = "Go"
+// run measures one kind: tcp with that many blocks a call, copy and plain with that many threads.
+func (l *limits) run(kind string, block int, bytes int64, width int) (m Measure, err error) {
+	if l.inGo != nil {
+		return l.inGo.run(kind, block, bytes, width)
 	}
-	if kind == "tcp" {
-		return fmt.Sprintf("%s writev/readv loop of %d scattered blocks a call", lang, limitVectors)
+	err = l.helper.ask(fmt.Sprintf("%s %d %d %d", kind, block, bytes, width), &m)
+	if err == nil && m.Seconds <= 0 {
+		err = fmt.Errorf("%s loop took no time", kind)
 	}
-	return lang + " scattered copy, one thread"
+	return m, err
 }
 
-// run measures one kind, tcp or copy.
-func (l *limits) run(ctx context.Context, kind string, block int, bytes, region int64) (Measure, error) {
-	width := 1
-	if kind == "tcp" {
-		width = limitVectors
+func (l *limits) close() error {
+	if l == nil {
+		return nil
 	}
-	if l.program == "" {
-		return goLimit(kind, block, bytes, region, width)
-	}
-	cmd := exec.CommandContext(ctx, l.program, kind, strconv.Itoa(block), strconv.FormatInt(bytes, 10), strconv.FormatInt(region, 10), strconv.Itoa(width))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return Measure{}, fmt.Errorf("run %s limit: %w", kind, err)
-	}
-	var m Measure
-	if err := json.Unmarshal(out, &m); err != nil || m.Seconds <= 0 {
-		return m, fmt.Errorf("read %s limit's answer %q: %w", kind, out, err)
-	}
-	return m, nil
+	l.helper.stop()
+	return l.inGo.close()
 }
+
+// contestants are the loops a transport is held against.
+func (l *limits) contestants(transport string, block int, bytes int64) []contestant {
+	loop := func(name, what, kind string, width int) contestant {
+		return contestant{name: name, what: what, run: func(context.Context) (Measure, error) { return l.run(kind, block, bytes, width) }}
+	}
+	if transport == "tcp" {
+		return []contestant{loop(loopTCP, l.lang+" loop of writev and readv over the same kind of scattered blocks, one stream, 1 MiB a call", "tcp", limitVectors(block))}
+	}
+	return []contestant{
+		loop(loopCopy1, l.lang+" loop copying the same kind of block list, one thread", "copy", 1),
+		loop(loopCopy2, "the same, two threads", "copy", 2),
+		loop(plain1, l.lang+" memcpy of the whole, one thread", "plain", 1),
+		loop(plain2, "the same, two threads", "plain", 2),
+	}
+}
+
+// Names of contestants that verdicts look for.
+const (
+	ours      = "headrace"
+	loopTCP   = "loop"
+	loopCopy1 = "copy x1"
+	loopCopy2 = "copy x2"
+	plain1    = "plain x1"
+	plain2    = "plain x2"
+	iperf     = "iperf3"
+	iperf1M   = "iperf3 -l 1M"
+	mooncake  = "mooncake"
+	nixl      = "nixl"
+)

@@ -5,130 +5,132 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"io/fs"
 	"os"
-	"runtime"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// Options say what Transfer measures. The zero value is the standard run.
+// Options say what Transfer measures. The zero value is the whole run.
 type Options struct {
 	Transport string   // tcp, shm or all; "" is all
-	Blocks    []int    // block sizes in bytes; 64 KiB when empty
-	Bytes     int64    // moved by each measurement; 2 GiB when 0
+	Parts     []string // of Parts; all when empty
+	Blocks    []int    // block sizes in bytes; the profile's when empty
+	Quick     bool     // fewer sizes, rounds and bytes: under a minute
+	Bytes     int64    // moved by each run; 1 GiB when 0, half of that when quick
 	Region    int64    // lent memory on each side; 512 MiB when 0
 	Lanes     int      // of a channel; 0 leaves it to the daemon
-	Rounds    int      // alternating pairs; 7 when 0
+	Rounds    int      // runs of each contestant; 7 when 0, 3 when quick
+	Peers     fs.FS    // drivers of other transfer engines, Drivers for ours; nil: none
 	Child     []string // command line of a process that calls MaybeChild; this binary when empty
 	GoLimits  bool     // use the loops in Go even where a C compiler is found
 	Progress  io.Writer
 }
 
-// Report is what Transfer found, one JSON document.
-type Report struct {
-	Kind    string    `json:"kind"`
-	Version int       `json:"version"`
-	Time    time.Time `json:"time"`
-	Machine Machine   `json:"machine"`
-	Limits  string    `json:"limits"` // which loops were the limits
-	Rows    []Row     `json:"rows"`
+// Parts of a run.
+var Parts = []string{partSizes, partLatency, partBatches, partLanes, partEngines}
+
+const (
+	partSizes   = "sizes"
+	partLatency = "latency"
+	partBatches = "batches"
+	partLanes   = "lanes"
+	partEngines = "engines"
+)
+
+// profile is what the parts measure beside the options.
+type profile struct {
+	blocks, laneBlocks, batches, engines []int
+	latencyBlocks                        []int
+	samples                              int // one-block writes a round
 }
 
-// Machine is where it was measured.
-type Machine struct {
-	CPUs   int    `json:"cpus"`
-	Load1  string `json:"load_1min"` // before: a busy machine flatters whoever runs more threads
-	Arch   string `json:"arch"`
-	Kernel string `json:"kernel"`
-	Go     string `json:"go"`
-}
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+)
 
-// Row is one measurement: medians of the pairs, which are listed too.
-type Row struct {
-	Name           string  `json:"name"`
-	Transport      string  `json:"transport"`
-	Limit          string  `json:"limit"`
-	Processes      int     `json:"daemon_processes"`
-	BlockBytes     int     `json:"block_bytes"`
-	BytesPerRun    int64   `json:"bytes_per_run"`
-	RegionBytes    int64   `json:"region_bytes"`
-	Lanes          int     `json:"lanes"`
-	Rounds         int     `json:"rounds"`
-	OursGBps       float64 `json:"ours_gb_per_s"`
-	LimitGBps      float64 `json:"limit_gb_per_s"`
-	Ratio          float64 `json:"ratio"` // median of the pairs' ratios
-	RatioMin       float64 `json:"ratio_min"`
-	RatioMax       float64 `json:"ratio_max"`
-	OursCPUPerGB   float64 `json:"ours_cpu_s_per_gb"`
-	LimitCPUPerGB  float64 `json:"limit_cpu_s_per_gb"`
-	Pairs          []Pair  `json:"pairs"`
-	VerifiedBytes  int64   `json:"verified_bytes"`   // compared with the source after the first round
-	BlockP50Micros float64 `json:"one_block_p50_us"` // one block, from the engine's push to its event
-	BlockP99Micros float64 `json:"one_block_p99_us"`
-	SetupMicros    float64 `json:"setup_us"` // median of present and bind until P knows, a lease
-	UnitsPerLease  int     `json:"units_per_lease"`
-	LeasesAtATime  int     `json:"leases_at_a_time"`
-}
+var (
+	wholeProfile = profile{blocks: []int{4 * kib, 16 * kib, 64 * kib, 256 * kib, mib, 4 * mib}, laneBlocks: []int{64 * kib, 256 * kib, mib}, batches: []int{1, 16, 64, 256, 1024},
+		engines: []int{1, 2, 4}, latencyBlocks: []int{4 * kib, 64 * kib, mib}, samples: 1000}
+	quickProfile = profile{blocks: []int{16 * kib, 64 * kib, mib}, laneBlocks: []int{64 * kib}, batches: []int{1, 16, 256}, engines: []int{2}, latencyBlocks: []int{64 * kib}, samples: 500}
+)
 
-// Pair is one of ours and one of the limit, run next to each other.
-type Pair struct {
-	Ours  Measure `json:"ours"`
-	Limit Measure `json:"limit"`
-}
+// peerBytes is what peers move in a run: some are slow, and a rate is a rate.
+const peerBytes = 256 * mib
 
-// Measure is one run.
-type Measure struct {
-	Bytes      int64   `json:"bytes"`
-	Seconds    float64 `json:"seconds"`
-	CPUSeconds float64 `json:"cpu_seconds"`
-}
-
-// GBps is the rate in 10^9 bytes a second.
-func (m Measure) GBps() float64 { return float64(m.Bytes) / m.Seconds / 1e9 }
-
-func (m Measure) cpuPerGB() float64 { return m.CPUSeconds / (float64(m.Bytes) / 1e9) }
-
-func (o Options) withDefaults() (Options, []string, error) {
-	if len(o.Blocks) == 0 {
-		o.Blocks = []int{64 << 10}
+func (o Options) withDefaults() (Options, profile, error) {
+	p := wholeProfile
+	def := func(v *int64, whole, quick int64) {
+		if *v == 0 && o.Quick {
+			*v = quick
+		} else if *v == 0 {
+			*v = whole
+		}
 	}
-	if o.Bytes == 0 {
-		o.Bytes = 2 << 30
+	rounds := int64(o.Rounds)
+	def(&o.Bytes, 1<<30, 512*mib)
+	def(&o.Region, 512*mib, 512*mib)
+	def(&rounds, 7, 3)
+	o.Rounds = int(rounds)
+	if o.Quick {
+		p = quickProfile
 	}
-	if o.Region == 0 {
-		o.Region = 512 << 20
+	if len(o.Blocks) > 0 {
+		p.blocks, p.laneBlocks = o.Blocks, o.Blocks
 	}
-	if o.Rounds == 0 {
-		o.Rounds = 7
+	if len(o.Parts) == 0 {
+		o.Parts = Parts
 	}
 	if o.Progress == nil {
 		o.Progress = io.Discard
 	}
-	for _, b := range o.Blocks {
-		if b < 64 || b%64 != 0 || int64(b) > o.Region || o.Region%int64(b) != 0 {
-			return o, nil, fmt.Errorf("block size %d: need a multiple of 64 that divides the region's %d bytes", b, o.Region)
+	for _, part := range o.Parts {
+		if !slices.Contains(Parts, part) {
+			return o, p, fmt.Errorf("part %q: choose of %v", part, Parts)
 		}
 	}
-	if o.Bytes < o.Region {
-		o.Bytes = o.Region
+	for _, b := range slices.Concat(p.blocks, p.laneBlocks, p.latencyBlocks) {
+		if b < 64 || b%64 != 0 || int64(b) > o.Region/8 || o.Region%int64(b) != 0 {
+			return o, p, fmt.Errorf("block size %d: need a multiple of 64 that divides the region's %d bytes at least 8 times", b, o.Region)
+		}
 	}
+	if o.Rounds < 1 {
+		return o, p, fmt.Errorf("%d rounds: need at least 1", o.Rounds)
+	}
+	o.Bytes = max(o.Bytes, o.Region)
 	o.Bytes -= o.Bytes % o.Region
-	switch o.Transport {
-	case "", "all":
-		return o, []string{"tcp", "shm"}, nil
-	case "tcp", "shm":
-		return o, []string{o.Transport}, nil
+	if o.Transport == "" {
+		o.Transport = "all"
 	}
-	return o, nil, fmt.Errorf("transport %q: choose tcp, shm or all", o.Transport)
+	if !slices.Contains([]string{"all", "tcp", "shm"}, o.Transport) {
+		return o, p, fmt.Errorf("transport %q: choose tcp, shm or all", o.Transport)
+	}
+	return o, p, nil
 }
 
-// Transfer measures. It needs about three times the region in memory.
+// Check says what is wrong with o, before anything is started.
+func (o Options) Check() error {
+	_, _, err := o.withDefaults()
+	return err
+}
+
+// session is one run of Transfer.
+type session struct {
+	o     Options
+	p     profile
+	dir   string
+	lim   *limits
+	iperf *iperfServer
+	peers []*peer // of the transport at hand
+	rig   *rig    // one pair, Options.Lanes lanes, of the transport at hand
+	r     *Report
+}
+
+// Transfer measures. When ctx ends, the report holds what was measured until then and is not complete. It needs about six
+// times the region in memory, ten times with peers.
 func Transfer(ctx context.Context, o Options) (*Report, error) {
-	o, transports, err := o.withDefaults()
+	o, p, err := o.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("bench transfer: %w", err)
 	}
@@ -137,101 +139,122 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	lim := newLimits(ctx, dir, o.GoLimits)
-	r := &Report{Kind: "headrace.bench.transfer", Version: 1, Time: time.Now().UTC(), Machine: machine(), Limits: lim.what}
-	for _, t := range transports {
-		for _, b := range o.Blocks {
-			row, err := measure(ctx, o, dir, t, b, lim)
-			if err != nil {
-				return nil, fmt.Errorf("bench transfer over %s, blocks of %d bytes: %w", t, b, err)
-			}
-			r.Rows = append(r.Rows, row)
-		}
+	start := time.Now()
+	s := &session{o: o, p: p, dir: dir, r: &Report{Kind: "headrace.bench.transfer", Version: ReportVersion, Time: start.UTC(), Profile: "whole", Rounds: o.Rounds, RegionBytes: o.Region,
+		Machine: machine(), Submission: "message", Contestants: []Contestant{}, Rows: []Row{}, Latency: []LatencyRow{}, NotMeasured: []string{}}}
+	if o.Quick {
+		s.r.Profile = "quick"
 	}
-	return r, nil
+	err = errors.Join(s.all(ctx), s.close())
+	s.r.Seconds = time.Since(start).Seconds()
+	s.r.judge()
+	if ctx.Err() != nil {
+		return s.r, nil // what ends then fails in many ways, none of them news
+	}
+	s.r.Complete = err == nil
+	return s.r, err
 }
 
-func machine() Machine {
-	var u unix.Utsname
-	_ = unix.Uname(&u)
-	load, _ := os.ReadFile("/proc/loadavg")
-	one, _, _ := strings.Cut(string(load), " ")
-	return Machine{Load1: one, CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}
+func (s *session) close() error { return errors.Join(s.iperf.close(), s.lim.close()) }
+
+func (s *session) all(ctx context.Context) error {
+	var err error
+	if s.lim, err = newLimits(ctx, s.dir, s.o.Region, s.o.GoLimits); err != nil {
+		return err
+	}
+	if s.iperf, err = startIperf(ctx); err != nil {
+		s.note("%v", err)
+	}
+	if s.o.Peers == nil {
+		s.note("mooncake, nixl: not measured, run with --peers to have them installed and measured")
+	}
+	for _, t := range []string{"tcp", "shm"} {
+		if s.o.Transport != "all" && s.o.Transport != t {
+			continue
+		}
+		if err := s.transport(ctx, t); err != nil {
+			return fmt.Errorf("bench transfer over %s: %w", t, err)
+		}
+	}
+	return nil
 }
 
-func measure(ctx context.Context, o Options, dir, transport string, block int, lim *limits) (row Row, err error) {
-	rig, err := newRig(ctx, o, dir, transport, block)
-	if err != nil {
-		return row, err
-	}
-	defer func() { err = errors.Join(err, rig.close()) }()
-	limit := "tcp"
-	if transport == "shm" {
-		limit = "copy"
-	}
-	row = Row{Name: fmt.Sprintf("transfer/%s/%d", transport, block), Transport: transport, Limit: lim.name(limit), BlockBytes: block,
-		BytesPerRun: o.Bytes, RegionBytes: o.Region, Lanes: o.Lanes, Rounds: o.Rounds, Processes: len(rig.daemons), UnitsPerLease: int(o.Region) / block / groups, LeasesAtATime: groups}
-	if _, err := rig.move(ctx, o.Region); err != nil { // warm: channel up, pages mapped
-		return row, err
-	}
-	if row.VerifiedBytes, err = rig.verify(); err != nil {
-		return row, err
-	}
-	for i := range o.Rounds {
-		var p Pair
-		steps := []func() error{
-			func() (err error) { p.Ours, err = rig.move(ctx, o.Bytes); return err },
-			func() (err error) { p.Limit, err = lim.run(ctx, limit, block, o.Bytes, o.Region); return err },
-		}
-		if i%2 == 1 {
-			slices.Reverse(steps)
-		}
-		for _, step := range steps {
-			if err := step(); err != nil {
-				return row, err
-			}
-		}
-		row.Pairs = append(row.Pairs, p)
-		fmt.Fprintf(o.Progress, "%s %d KiB, round %d of %d: %.2f GB/s, limit %.2f GB/s\n", transport, block>>10, i+1, o.Rounds, p.Ours.GBps(), p.Limit.GBps())
-	}
-	took, err := rig.latency(ctx)
-	if err != nil {
-		return row, fmt.Errorf("measure one block: %w", err)
-	}
-	row.BlockP50Micros, row.BlockP99Micros = median(took), quantile(took, 0.99)
-	row.SetupMicros = median(rig.setup)
-	row.summarize()
-	return row, nil
+func (s *session) note(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.r.NotMeasured = append(s.r.NotMeasured, text)
+	fmt.Fprintln(s.o.Progress, text)
 }
 
-func (r *Row) summarize() {
-	of := func(f func(Pair) float64) []float64 {
-		v := make([]float64, len(r.Pairs))
-		for i, p := range r.Pairs {
-			v[i] = f(p)
+func (s *session) transport(ctx context.Context, t string) (err error) {
+	s.contestant(t, ours, "engines in this process, their daemons in processes of their own")
+	defer func() { s.stopPeers() }()
+	if err := s.startPeers(ctx, t); err != nil {
+		return err
+	}
+	if s.rig, err = s.newRig(ctx, t, s.o.Lanes, 1); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.rig.close()) }()
+	s.r.Submission = submission(s.rig.pairs[0].p)
+	for _, part := range Parts {
+		if !slices.Contains(s.o.Parts, part) {
+			continue
 		}
-		return v
+		measure := map[string]func(context.Context, string) error{partSizes: s.sizes, partLatency: s.latency, partBatches: s.batches, partLanes: s.lanes, partEngines: s.engines}[part]
+		if err := measure(ctx, t); err != nil {
+			return fmt.Errorf("%s: %w", part, err)
+		}
 	}
-	ratios := of(func(p Pair) float64 { return p.Ours.GBps() / p.Limit.GBps() })
-	r.Ratio, r.RatioMin, r.RatioMax = median(ratios), slices.Min(ratios), slices.Max(ratios)
-	r.OursGBps = median(of(func(p Pair) float64 { return p.Ours.GBps() }))
-	r.LimitGBps = median(of(func(p Pair) float64 { return p.Limit.GBps() }))
-	r.OursCPUPerGB = median(of(func(p Pair) float64 { return p.Ours.cpuPerGB() }))
-	r.LimitCPUPerGB = median(of(func(p Pair) float64 { return p.Limit.cpuPerGB() }))
+	return nil
 }
 
-func median(v []float64) float64 {
-	if len(v) == 0 {
-		return math.NaN()
-	}
-	v = slices.Sorted(slices.Values(v))
-	if n := len(v); n%2 == 0 {
-		return (v[n/2-1] + v[n/2]) / 2
-	}
-	return v[len(v)/2]
+func (s *session) newRig(ctx context.Context, t string, lanes, engines int) (*rig, error) {
+	return newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: lanes, engines: engines, memory: s.o.Region})
 }
 
-func quantile(v []float64, q float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[int(q*float64(len(v)-1))]
+// contestant says once who a name is.
+func (s *session) contestant(transport, name, what string) {
+	c := Contestant{Name: name, Transport: transport, What: what}
+	if !slices.Contains(s.r.Contestants, c) {
+		s.r.Contestants = append(s.r.Contestants, c)
+	}
+}
+
+// race measures a row's contestants and keeps the row, also when it was cut short.
+func (s *session) race(ctx context.Context, row Row, list []contestant) error {
+	what := fmt.Sprintf("%s %s %d KiB", row.Part, row.Transport, row.BlockBytes/kib)
+	switch row.Part {
+	case partBatches:
+		what += fmt.Sprintf(" x %d", row.BatchBlocks)
+	case partLanes:
+		what += fmt.Sprintf(", %d lanes", row.Lanes)
+	case partEngines:
+		what += fmt.Sprintf(", %d engines", row.Engines)
+	}
+	var foreign []float64
+	list[0].run = withForeign(list[0].run, &foreign)
+	runs, notes, err := race(ctx, s.o.Rounds, list, s.o.Progress, what)
+	s.r.NotMeasured = append(s.r.NotMeasured, notes...)
+	if len(runs[list[0].name]) == 0 {
+		return err
+	}
+	for _, c := range list {
+		if c.what != "" {
+			s.contestant(row.Transport, c.name, c.what)
+		}
+	}
+	row.fill(list, runs)
+	s.r.Machine.ForeignCores = max(s.r.Machine.ForeignCores, median(foreign))
+	s.r.Rows = append(s.r.Rows, row)
+	return err
+}
+
+// withForeign also notes how many cores others used while it ran.
+func withForeign(run func(context.Context) (Measure, error), cores *[]float64) func(context.Context) (Measure, error) {
+	return func(ctx context.Context) (Measure, error) {
+		busy, start := busyCPU(), time.Now()
+		m, err := run(ctx)
+		*cores = append(*cores, max(busyCPU()-busy-m.CPUSeconds, 0)/time.Since(start).Seconds())
+		return m, err
+	}
 }

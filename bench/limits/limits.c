@@ -1,23 +1,29 @@
 // The ceilings that headrace bench transfer holds its figures against: what plain loops over the same
 // scattered blocks reach on this machine. Built with the system's C compiler when there is one.
 //
-//   limits tcp  BLOCK BYTES REGION VECTORS   writev in one process, readv in another, over loopback
-//   limits copy BLOCK BYTES REGION THREADS   memcpy from one memfd into another
+//   limits REGION      two memfds of REGION bytes, and a second process that has them mapped too
 //
-// One JSON object on stdout: bytes, seconds from the first byte to the last, CPU seconds of both sides meanwhile.
+// It stays and reads requests from stdin, one a line, so that no run pays for fresh memory:
+//
+//   tcp BLOCK BYTES VECTORS    writev here, readv in the other process, over loopback
+//   copy BLOCK BYTES THREADS   memcpy block by block from one memfd into the other
+//   plain BLOCK BYTES THREADS  memcpy of the whole, each thread a contiguous share; BLOCK is not used
+//
+// One JSON object a request on stdout: bytes, seconds from the first byte to the last, CPU seconds of both sides meanwhile.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <err.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,6 +46,8 @@ static double cpu(void) {
 	getrusage(RUSAGE_SELF, &u);
 	return u.ru_utime.tv_sec + u.ru_stime.tv_sec + (u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
+
+static char *src, *dst;
 
 static char *memory(int fill) {
 	int fd = memfd_create("limits", MFD_CLOEXEC);
@@ -97,77 +105,133 @@ static void stream(int fd, char *m, const uint32_t *order, move_fn move, double 
 	}
 }
 
-static struct result over_tcp(void) {
-	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof a;
-	int l = socket(AF_INET, SOCK_STREAM, 0), up[2], ready[2];
-	if (l < 0 || bind(l, (void *)&a, sizeof a) || listen(l, 1) || getsockname(l, (void *)&a, &len) || pipe(up) || pipe(ready))
+struct request {
+	size_t block, total, width;
+};
+
+static int requests[2], results[2];
+
+static void transfer_exactly(ssize_t (*move)(int, void *, size_t), int fd, void *p, size_t n) {
+	if (move(fd, p, n) != (ssize_t)n) // pipes keep what is this small together
+		exit(0);              // the other process has gone
+}
+
+// receiver is the other process: it reads each request's bytes into its blocks.
+static void receiver(int l) {
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	memset(dst, 1, region); // maps the pages here
+	struct result r = {0};
+	transfer_exactly((void *)write, results[1], &r, sizeof r);
+	for (;;) {
+		struct request q;
+		transfer_exactly(read, requests[0], &q, sizeof q);
+		block = q.block, total = q.total, width = q.width;
+		uint32_t *order = shuffled(2);
+		int s = accept(l, NULL, NULL);
+		if (s < 0)
+			err(1, "accept");
+		double before = cpu(), start = 0;
+		stream(s, dst, order, readv, &start);
+		r = (struct result){wall() - start, cpu() - before};
+		transfer_exactly((void *)write, results[1], &r, sizeof r);
+		close(s);
+		free(order);
+	}
+}
+
+static struct sockaddr_in address;
+
+static void start_receiver(void) {
+	address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+	if (l < 0 || bind(l, (void *)&address, sizeof address) || listen(l, 1) || getsockname(l, (void *)&address, &len) || pipe(requests) || pipe(results))
 		err(1, "listen");
 	pid_t child = fork();
 	if (child < 0)
 		err(1, "fork");
 	if (child == 0) {
-		char *m = memory(1);
-		uint32_t *order = shuffled(2);
-		if (write(ready[1], "r", 1) != 1)
-			err(1, "pipe");
-		int s = accept(l, NULL, NULL);
-		if (s < 0)
-			err(1, "accept");
-		struct result r = {0};
-		double before = cpu(), start = 0;
-		stream(s, m, order, readv, &start);
-		r = (struct result){wall() - start, cpu() - before};
-		_exit(write(up[1], &r, sizeof r) != sizeof r);
+		close(requests[1]);
+		close(results[0]);
+		receiver(l);
 	}
-	char *m = memory(2), c;
+	close(l);
+	close(requests[0]);
+	close(results[1]);
+	struct result r;
+	transfer_exactly(read, results[0], &r, sizeof r);
+}
+
+static struct result over_tcp(void) {
+	struct request q = {.block = block, .total = total, .width = width};
 	uint32_t *order = shuffled(1);
-	if (read(ready[0], &c, 1) != 1)
-		err(1, "receiver");
+	transfer_exactly((void *)write, requests[1], &q, sizeof q);
 	int s = socket(AF_INET, SOCK_STREAM, 0);
-	if (s < 0 || connect(s, (void *)&a, sizeof a))
+	if (s < 0 || connect(s, (void *)&address, sizeof address))
 		err(1, "connect");
 	double before = cpu();
-	stream(s, m, order, (move_fn)writev, NULL);
+	stream(s, src, order, (move_fn)writev, NULL);
 	double spent = cpu() - before;
 	struct result r;
-	if (read(up[0], &r, sizeof r) != sizeof r)
-		errx(1, "receiver failed");
-	waitpid(child, NULL, 0);
+	transfer_exactly(read, results[0], &r, sizeof r);
+	close(s);
+	free(order);
 	r.cpu_seconds += spent;
 	return r;
 }
 
-static char *copy_src, *copy_dst;
 static uint32_t *copy_from, *copy_to;
 
 static void *copy_part(void *arg) {
 	size_t blocks = region / block, count = total / block;
 	for (size_t k = (size_t)(uintptr_t)arg; k < count; k += width)
-		memcpy(copy_dst + copy_to[k % blocks] * block, copy_src + copy_from[k % blocks] * block, block);
+		memcpy(dst + copy_to[k % blocks] * block, src + copy_from[k % blocks] * block, block);
 	return NULL;
 }
 
-static struct result by_copy(void) {
-	copy_src = memory(2), copy_dst = memory(1), copy_from = shuffled(1), copy_to = shuffled(2);
+static void *plain_part(void *arg) {
+	size_t share = region / width, at = (size_t)(uintptr_t)arg * share;
+	for (size_t k = 0; k < total / region; k++)
+		memcpy(dst + at, src + at, share);
+	return NULL;
+}
+
+static struct result threaded(void *(*part)(void *)) {
 	pthread_t t[MAX_VECTORS];
 	double start = wall(), before = cpu();
 	for (size_t i = 1; i < width; i++)
-		if (pthread_create(&t[i], NULL, copy_part, (void *)(uintptr_t)i))
+		if (pthread_create(&t[i], NULL, part, (void *)(uintptr_t)i))
 			errx(1, "thread");
-	copy_part(NULL);
+	part(NULL);
 	for (size_t i = 1; i < width; i++)
 		pthread_join(t[i], NULL);
 	return (struct result){wall() - start, cpu() - before};
 }
 
+static struct result by_copy(void) {
+	copy_from = shuffled(1), copy_to = shuffled(2);
+	struct result r = threaded(copy_part);
+	free(copy_from);
+	free(copy_to);
+	return r;
+}
+
 int main(int argc, char **argv) {
-	if (argc != 6)
-		errx(2, "usage: limits tcp|copy BLOCK BYTES REGION VECTORS|THREADS");
-	block = strtoull(argv[2], NULL, 10), total = strtoull(argv[3], NULL, 10);
-	region = strtoull(argv[4], NULL, 10), width = strtoull(argv[5], NULL, 10);
-	if (!block || region % block || total < block || width < 1 || width > MAX_VECTORS)
-		errx(2, "sizes make no sense");
-	struct result r = strcmp(argv[1], "tcp") ? by_copy() : over_tcp();
-	printf("{\"bytes\": %zu, \"seconds\": %.6f, \"cpu_seconds\": %.6f}\n", total / block * block, r.seconds, r.cpu_seconds);
+	if (argc != 2 || (region = strtoull(argv[1], NULL, 10)) == 0)
+		errx(2, "usage: limits REGION");
+	signal(SIGPIPE, SIG_IGN);
+	src = memory(2), dst = memory(1);
+	start_receiver();
+	char kind[8];
+	while (scanf("%7s %zu %zu %zu", kind, &block, &total, &width) == 4) {
+		int plain = !strcmp(kind, "plain");
+		if (plain)
+			block = region;
+		if (!block || region % block || total < block || width < 1 || width > MAX_VECTORS)
+			errx(2, "sizes make no sense");
+		struct result r = plain ? threaded(plain_part) : !strcmp(kind, "tcp") ? over_tcp() : by_copy();
+		printf("{\"bytes\": %zu, \"seconds\": %.6f, \"cpu_seconds\": %.6f}\n", total / block * block, r.seconds, r.cpu_seconds);
+		fflush(stdout);
+	}
+	return 0; // the receiver reads the end of its pipe, or the death signal
 }

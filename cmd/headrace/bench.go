@@ -1,8 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -23,43 +28,71 @@ func (a *app) bench() *cobra.Command {
 	return cmd
 }
 
+// errInterrupted is what a measurement ends with that a signal cut short.
+var errInterrupted = errors.New("interrupted: what was measured so far is above")
+
 func (a *app) benchTransfer() *cobra.Command {
 	var (
 		o      bench.Options
 		size   config.Size
 		region config.Size
 		asJSON bool
+		check  bool
 	)
 	cmd := &cobra.Command{
 		Use:   "transfer",
-		Short: "Measure the movement of scattered blocks beside plain loops over the same blocks",
-		Example: `  headrace bench transfer --transport tcp --json
-  headrace bench transfer --block 65536,262144 --rounds 3`,
+		Short: "Measure the movement of scattered blocks beside plain loops, iperf3 and other transfer engines",
+		Example: `  headrace bench transfer                                  # everything but peers
+  headrace bench transfer --quick                          # under a minute
+  headrace bench transfer --transport tcp --json
+  headrace bench transfer --part sizes --block 65536,262144 --rounds 3`,
 		Args: noArgs,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&o.Transport, "transport", "all", "tcp, shm or all")
-	fs.IntSliceVar(&o.Blocks, "block", nil, "block sizes in bytes (default 65536)")
-	fs.Var(&size, "size", "bytes moved by a measurement, as 2GiB (default 2GiB)")
+	fs.StringSliceVar(&o.Parts, "part", nil, "what to measure: sizes, latency, batches, lanes, engines (default all)")
+	fs.BoolVar(&o.Quick, "quick", false, "fewer sizes, rounds and bytes")
+	fs.IntSliceVar(&o.Blocks, "block", nil, "block sizes in bytes (default 4 KiB to 4 MiB)")
+	fs.Var(&size, "size", "bytes moved by a run, as 2GiB (default 1GiB)")
 	fs.Var(&region, "region", "lent memory on each side (default 512MiB)")
 	fs.IntVar(&o.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
-	fs.IntVar(&o.Rounds, "rounds", 0, "alternating pairs of a measurement (default 7)")
+	fs.IntVar(&o.Rounds, "rounds", 0, "runs of each contestant, in alternating order (default 7, quick 3)")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document")
+	fs.BoolVar(&check, "check", false, "fail when a target that was measured is missed")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		switch o.Transport {
-		case "tcp", "shm", "all":
-		default:
-			return config.Misused(fmt.Errorf("--transport %q: use tcp, shm or all", o.Transport))
-		}
 		o.Bytes, o.Region = int64(size), int64(region)
-		if term.IsTerminal(int(os.Stderr.Fd())) {
-			o.Progress = a.err
+		o.Progress = a.progress()
+		if err := o.Check(); err != nil {
+			return config.Misused(err)
 		}
-		report, err := bench.Transfer(cmd.Context(), o)
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		report, err := bench.Transfer(ctx, o)
 		if err != nil {
 			return err
 		}
-		return bench.Print(a.out, report, asJSON)
+		if err := bench.Print(a.out, report, asJSON); err != nil {
+			return err
+		}
+		return verdictOf(ctx, report, check)
 	}
 	return cmd
+}
+
+// progress is where a measurement says how far it is: a terminal, or nowhere.
+func (a *app) progress() io.Writer {
+	if term.IsTerminal(int(os.Stderr.Fd())) {
+		return a.err
+	}
+	return nil
+}
+
+func verdictOf(ctx context.Context, r *bench.Report, check bool) error {
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	if check && r.Failed() {
+		return fmt.Errorf("a target was missed: see the lines that say %q", bench.Fails)
+	}
+	return nil
 }

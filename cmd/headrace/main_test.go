@@ -82,7 +82,7 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"worker --model x --listen fd:0":     "not a passed descriptor",
 		"router":                             "--etcd is needed",
 		"tinymodel":                          "--out is needed",
-		"bench transfer --transport pigeon":  "use tcp, shm or all",
+		"bench transfer --transport pigeon":  "choose tcp, shm or all",
 		"status --json=perhaps":              "perhaps",
 		"node --log-format xml":              `log format "xml"`,
 		"up --transport pigeon --model x":    "use auto, tcp or shm",

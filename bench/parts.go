@@ -1,0 +1,212 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/headrace/headrace/transfer/node/nodeclient"
+)
+
+// submission says how an engine's requests reach its daemon.
+func submission(*nodeclient.Client) string { return "message" }
+
+// ready gives the rig's memory blocks of that size, moves everything once and verifies it.
+func (s *session) ready(ctx context.Context, r *rig, row *Row) error {
+	if err := r.lend(ctx, blockLayout(row.BlockBytes)); err != nil {
+		return err
+	}
+	var err error
+	row.Verified, err = r.verify(ctx)
+	row.SetupMicros = median(r.pairs[0].setup)
+	return err
+}
+
+// sizes measures the rate by block size.
+func (s *session) sizes(ctx context.Context, t string) error {
+	for _, block := range s.p.blocks {
+		row := Row{Part: partSizes, Transport: t, BlockBytes: block, Lanes: s.o.Lanes, Engines: 1}
+		if err := s.ready(ctx, s.rig, &row); err != nil {
+			return err
+		}
+		list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return s.rig.move(ctx, s.o.Bytes) }}}
+		list = append(list, s.lim.contestants(t, block, s.o.Bytes)...)
+		if t == "tcp" {
+			list = append(list, s.iperf.contestants(s.o.Bytes)...)
+		}
+		for _, p := range s.peers {
+			if err := s.verifyPeer(p, block); err != nil {
+				s.note("%s over %s, blocks of %d bytes: not measured, %v", p.name, t, block, err)
+				continue
+			}
+			list = append(list, contestant{name: p.name, what: p.what, run: func(context.Context) (Measure, error) { return p.move(block, 0, min(peerBytes, s.o.Region)) }})
+		}
+		if err := s.race(ctx, row, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// latency measures one block at a time.
+func (s *session) latency(ctx context.Context, t string) error {
+	for _, block := range s.p.latencyBlocks {
+		row := Row{BlockBytes: block}
+		if err := s.ready(ctx, s.rig, &row); err != nil {
+			return err
+		}
+		type timer struct {
+			name string
+			run  func() ([]float64, error)
+		}
+		count := min(s.p.samples, int(s.o.Region)/block)
+		list := []timer{{ours, func() ([]float64, error) {
+			_, took, err := s.rig.pairs[0].paced(ctx, 1, count)
+			return took, err
+		}}}
+		for _, p := range s.peers {
+			list = append(list, timer{p.name, func() ([]float64, error) { return p.latency(block, count) }})
+		}
+		samples := map[string][][]float64{}
+		var failed error
+		for round := 0; round < s.o.Rounds && ctx.Err() == nil && failed == nil; round++ {
+			for _, c := range list {
+				took, err := c.run()
+				switch {
+				case err == nil:
+					samples[c.name] = append(samples[c.name], took)
+				case ctx.Err() == nil && c.name == ours:
+					failed = err
+				case ctx.Err() == nil && round == 0:
+					s.note("%s over %s, one block of %d bytes: not measured, %v", c.name, t, block, err)
+				}
+			}
+			slices.Reverse(list)
+		}
+		for _, c := range list {
+			if rounds := samples[c.name]; len(rounds) > 0 {
+				l := latencyRow(rounds)
+				l.Transport, l.BlockBytes, l.Name = t, block, c.name
+				s.r.Latency = append(s.r.Latency, l)
+				fmt.Fprintf(s.o.Progress, "one block of %d KiB over %s, %s: p50 %.0f us, p99 %.0f us\n", block/kib, t, c.name, l.P50, l.P99)
+			}
+		}
+		if err := errors.Join(failed, ctx.Err()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func latencyRow(rounds [][]float64) LatencyRow {
+	all := slices.Concat(rounds...)
+	l := LatencyRow{Samples: len(all), P50: quantile(all, 0.5), P90: quantile(all, 0.9), P99: quantile(all, 0.99), P999: quantile(all, 0.999), Max: slices.Max(all)}
+	for _, r := range rounds {
+		l.Rounds = append(l.Rounds, LatencyRound{P50: quantile(r, 0.5), P99: quantile(r, 0.99)})
+	}
+	return l
+}
+
+// batchBytes is what one run of a batch size moves at most: single blocks are slow.
+const batchBytes = 64 * mib
+
+// batches measures one request at a time of so many blocks.
+func (s *session) batches(ctx context.Context, t string) error {
+	const block = 64 * kib
+	first := Row{BlockBytes: block}
+	if err := s.ready(ctx, s.rig, &first); err != nil {
+		return err
+	}
+	for _, batch := range s.p.batches {
+		if batch > int(s.o.Region)/block {
+			continue
+		}
+		row := Row{Part: partBatches, Transport: t, BlockBytes: block, BatchBlocks: batch, Lanes: s.o.Lanes, Engines: 1, Verified: first.Verified, SetupMicros: first.SetupMicros}
+		bytes := min(batchBytes*int64(min(batch, 8)), s.o.Region)
+		list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) {
+			m, _, err := s.rig.pairs[0].paced(ctx, batch, max(int(bytes)/block/batch, 1))
+			return m, err
+		}}}
+		for _, p := range s.peers {
+			list = append(list, contestant{name: p.name, what: p.what, run: func(context.Context) (Measure, error) { return p.move(block, batch, min(bytes, peerBytes)) }})
+		}
+		if err := s.race(ctx, row, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lanes measures channels of other widths, each beside the loops.
+func (s *session) lanes(ctx context.Context, t string) error {
+	for _, lanes := range []int{1, 2, 4} {
+		if err := s.withRig(ctx, t, lanes, 1, func(r *rig) error {
+			for _, block := range s.p.laneBlocks {
+				row := Row{Part: partLanes, Transport: t, BlockBytes: block, Lanes: lanes, Engines: 1}
+				if err := s.ready(ctx, r, &row); err != nil {
+					return err
+				}
+				list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return r.move(ctx, s.o.Bytes) }}}
+				if err := s.race(ctx, row, append(list, s.lim.contestants(t, block, s.o.Bytes)...)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) withRig(ctx context.Context, t string, lanes, engines int, use func(*rig) error) error {
+	r, err := s.newRig(ctx, t, lanes, engines)
+	if err != nil {
+		return err
+	}
+	return errors.Join(use(r), r.close())
+}
+
+// engines measures several pairs of engines at a time on the same daemons.
+func (s *session) engines(ctx context.Context, t string) error {
+	const block = 64 * kib
+	for _, engines := range s.p.engines {
+		if err := s.withRig(ctx, t, s.o.Lanes, engines, func(r *rig) error {
+			row := Row{Part: partEngines, Transport: t, BlockBytes: block, Lanes: s.o.Lanes, Engines: engines}
+			if err := s.ready(ctx, r, &row); err != nil {
+				return err
+			}
+			var rounds [][]float64
+			list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) {
+				m, rates, err := r.rush(ctx)
+				rounds = append(rounds, rates)
+				return m, err
+			}}}
+			list = append(list, s.lim.contestants(t, block, s.o.Bytes)[0])
+			row.Fairness = &Fairness{}
+			err := s.race(ctx, row, list)
+			row.Fairness.fill(rounds)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *Fairness) fill(rounds [][]float64) {
+	var index, least []float64
+	for _, rates := range rounds {
+		j, m := jain(rates)
+		index, least = append(index, j), append(least, m)
+	}
+	f.Jain, f.MinOverMax = median(index), median(least)
+	for e := range rounds[0] {
+		var v []float64
+		for _, rates := range rounds {
+			v = append(v, rates[e])
+		}
+		f.GBps = append(f.GBps, median(v))
+	}
+}
