@@ -15,21 +15,22 @@ import (
 // channel is one end of the connection of two daemons, or of a daemon with itself: a control connection, and the lanes
 // of one transport. Three goroutines serve the control connection (reader, writer, ticker) and one each lane.
 type channel struct {
-	e         *Engine
-	id        [16]byte
-	conn      net.Conn
-	peer      identity
-	addr      string
-	dialled   bool
-	local     bool // both ends are in this process
-	transport string
-	why       string
-	since     time.Time
-	out       *outbox
-	lanes     *laneSet
-	gone      chan struct{} // closed when the channel is closing
-	finished  chan struct{} // closed when it is closed
-	setup     setupState
+	e          *Engine
+	id         [16]byte
+	conn       net.Conn
+	peer       identity
+	addr       string
+	dialled    bool
+	local      bool // both ends are in this process
+	transport  string
+	why        string
+	since      time.Time
+	out        *outbox
+	lanes      *laneSet
+	gone       chan struct{} // closed when the channel is closing
+	understood chan struct{} // closed when the peer has answered the ping behind DRAIN; by the reader alone
+	finished   chan struct{} // closed when it is closed
+	setup      setupState
 
 	heard     atomic.Int64 // nanoseconds after since: when the peer was last heard
 	backlog   atomic.Int64
@@ -47,6 +48,7 @@ type channel struct {
 	link    Link
 	ready   bool // both ends' lanes are up: tickets may be presented on it
 	closed  bool
+	leaving bool // the peer gives way to its successor: nothing new is presented on it
 	reason  error
 	redials redialState
 	sources map[LeaseID]*sourceLease
@@ -80,7 +82,7 @@ var ErrFenced = errors.New("lease is fenced")
 func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr string, dialled, local bool) *channel {
 	c := &channel{
 		e: e, id: id, conn: conn, peer: peer, addr: addr, dialled: dialled, local: local, since: time.Now(),
-		gone: make(chan struct{}), finished: make(chan struct{}),
+		gone: make(chan struct{}), understood: make(chan struct{}), finished: make(chan struct{}),
 		sources: make(map[LeaseID]*sourceLease), targets: make(map[LeaseID]*targetLease), bound: make(map[LeaseID]*targetLease),
 		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [laneIDsMax]bool{}},
 	}
@@ -190,7 +192,9 @@ func (c *channel) handle(h frameHeader, b []byte) error {
 		return err
 	case framePong:
 		stamp, err := parseStamp(b)
-		if err == nil {
+		if stamp == drainStamp {
+			c.peerUnderstood()
+		} else if err == nil {
 			c.roundTrip(time.Since(c.since) - time.Duration(stamp))
 		}
 		return err
@@ -202,6 +206,12 @@ func (c *channel) handle(h frameHeader, b []byte) error {
 		return err
 	case frameOpen, frameOpened, frameExchange:
 		return c.handleSetup(h, b)
+	case frameDrain:
+		if len(b) != 0 {
+			return malformed("drain", b)
+		}
+		c.leave()
+		return nil
 	case framePresent:
 		m, err := parsePresent(b)
 		if err != nil {
@@ -297,6 +307,14 @@ func (c *channel) handleLease(h frameHeader, b []byte) error {
 		if src != nil {
 			c.e.wg.Go(src.settled)
 		}
+	case frameAgain:
+		if len(b) != 0 {
+			return malformed("again", b)
+		}
+		c.leave()
+		if src != nil {
+			c.presentAgain(src)
+		}
 	case frameStopped:
 		if len(b) != 0 {
 			return malformed("stopped", b)
@@ -345,8 +363,11 @@ func (c *channel) handleRevoke(h frameHeader, b []byte) error {
 func (c *channel) addSource(l *sourceLease, m *presentMsg) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	switch {
+	case c.closed:
 		return c.reason
+	case c.leaving:
+		return errLeaving
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -401,7 +422,7 @@ func (c *channel) laneDown(lane int, err error) {
 		return
 	}
 	c.mu.Lock()
-	closing := c.closed
+	closing, leaving := c.closed, c.leaving
 	var sources []*sourceLease
 	var targets []*targetLease
 	for _, l := range c.sources {
@@ -414,8 +435,10 @@ func (c *channel) laneDown(lane int, err error) {
 	if closing {
 		return
 	}
-	c.errs.Add(1)
-	c.e.log.Warn("lane failed", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
+	if !leaving { // else that is how its end begins
+		c.errs.Add(1)
+		c.e.log.Warn("lane failed", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
+	}
 	if left <= 0 {
 		c.closeSoon(fmt.Errorf("%w: its last lane failed: %w", ErrChannel, err))
 		return
@@ -443,7 +466,7 @@ func (c *channel) close(cause error) {
 		return
 	}
 	c.closed, c.reason = true, cause
-	link, ready := c.link, c.ready
+	link, ready, leaving := c.link, c.ready, c.leaving
 	var leases []*lease
 	for _, l := range c.sources {
 		leases = append(leases, &l.lease)
@@ -453,7 +476,7 @@ func (c *channel) close(cause error) {
 	}
 	c.mu.Unlock()
 	close(c.gone)
-	if ready && !errors.Is(cause, ErrClosed) {
+	if ready && !leaving && !errors.Is(cause, ErrClosed) {
 		c.errs.Add(1)
 		c.e.totals.died.Add(1)
 		c.e.log.Warn("channel died", "peer", c.peer.nodeID, "addr", c.addr, "error", cause, "leases", len(leases))

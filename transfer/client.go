@@ -212,7 +212,11 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	if why := e.book.buried(t.Nonce, e.now()); why != "" {
 		return 0, fmt.Errorf("%w: %s", ErrTicketUsed, why)
 	}
+	if e.Draining() {
+		return 0, ErrDraining
+	}
 	l := &sourceLease{
+		addr:   r.Peer,
 		blocks: append([]uint32(nil), r.Blocks...), meta: append([]byte(nil), r.Meta...), flying: make(map[uint32]*flight), laneSent: make(map[int]uint64),
 	}
 	if err := e.initLease(&l.lease, c, t, r.Ticket, r.Tokens); err != nil {
@@ -225,7 +229,7 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	}
 	l.startTimer()
 	e.totals.presented.Add(1)
-	if !e.spawn(func() { l.present(r.Peer) }) {
+	if !e.spawn(func() { l.present() }) {
 		l.fail("%v", ErrClosed)
 	}
 	return l.id, nil
@@ -258,7 +262,7 @@ func (e *Engine) spawn(f func()) bool {
 }
 
 // present finds the way to D's daemon and presents the ticket there.
-func (l *sourceLease) present(addr string) {
+func (l *sourceLease) present() {
 	l.e.cfg.Pauses.Wait(PausePresent, l.guard.stop)
 	ctx, cancel := context.WithCancel(l.e.ctx)
 	defer cancel()
@@ -272,15 +276,23 @@ func (l *sourceLease) present(addr string) {
 		}
 	}()
 	m := presentMsg{ticket: l.raw, layouts: layoutsOf(l.regions), tokens: l.tokens, meta: l.meta}
-	// A channel that dies between being found and being used is replaced once.
+	self := l.ticket.DNode == l.e.cfg.NodeID
+	if self {
+		l.e.awaitEngines(ctx)
+	}
+	// A channel that dies between being found and being used is replaced, a few times.
 	for try := 0; ; try++ {
-		ch, err := l.e.channelTo(ctx, l.ticket.DNode, addr)
+		if self && l.e.Draining() {
+			l.moved()
+			return
+		}
+		ch, err := l.e.channelTo(ctx, l.ticket.DNode, l.addr)
 		if err == nil {
 			if err = ch.addSource(l, &m); err == nil {
 				return
 			}
 		}
-		if try > 0 || ctx.Err() != nil || !errors.Is(err, ErrChannel) {
+		if try >= openTries || ctx.Err() != nil || !errors.Is(err, ErrChannel) {
 			l.fail("present ticket: %v", err)
 			return
 		}

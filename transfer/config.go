@@ -14,9 +14,11 @@ type Config struct {
 	Epoch      uint64 // one a life of the daemon; 0 draws one
 	ClusterKey []byte // at least 16 bytes
 	// Listen is the data plane's address, "host:port". Empty with a nil Listener: local copies only, and dialling out.
-	Listen    string
-	Listener  net.Listener // in place of Listen; the Engine owns it
-	Advertise string       // what peers are told to dial; the listener's address when empty
+	Listen   string
+	Listener net.Listener // in place of Listen; the Engine owns it
+	// Successor makes an engine that takes over from another: it takes nothing before Succeed.
+	Successor bool
+	Advertise string // what peers are told to dial; the listener's address when empty
 	Dial      func(ctx context.Context, addr string) (net.Conn, error)
 
 	Transports []Transport // in order of preference; the Engine closes them

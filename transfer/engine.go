@@ -34,6 +34,7 @@ type Engine struct {
 	nextRegion atomic.Uint64
 	leases     atomic.Int64
 	totals     counters
+	drain      drainState
 
 	mu       sync.Mutex
 	closed   bool
@@ -46,6 +47,7 @@ type Engine struct {
 type counters struct {
 	sent, landed, duplicate, discarded            atomic.Uint64
 	presented, settled, revoked, expired, refused atomic.Uint64
+	moved, again                                  atomic.Uint64
 	opened, died, handshakes, forced              atomic.Uint64
 	verified, altered, resent                     atomic.Uint64
 }
@@ -60,6 +62,7 @@ func New(cfg Config) (*Engine, error) {
 		handshakes: make(chan struct{}, cfg.Limits.Handshakes), clients: make(map[string]*Client),
 		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall),
 	}
+	e.drain.init(cfg.Successor)
 	if err := e.probe(); err != nil {
 		return nil, err
 	}
@@ -192,6 +195,9 @@ func (e *Engine) DataAddr() string {
 	return ""
 }
 
+// Listener is the data plane's, nil when the engine does not listen.
+func (e *Engine) Listener() net.Listener { return e.listener }
+
 // SetRate changes the rate limit, bytes a second; 0 takes it away.
 func (e *Engine) SetRate(bytesPerSecond int64) { e.rate.set(bytesPerSecond) }
 
@@ -289,6 +295,7 @@ func (e *Engine) Attach(engineID string, ev func(Event)) (*Client, error) {
 		leases: make(map[LeaseID]*lease), nonces: make(map[[16]byte][]*lease),
 	}
 	e.clients[engineID] = c
+	e.drain.arrive(engineID)
 	return c, nil
 }
 

@@ -48,9 +48,10 @@ const (
 	LeaseSettled
 	LeaseRevoked
 	LeaseExpired
+	LeaseMoved // refused, presented to nobody: the daemon gives way, its successor will take the ticket
 )
 
-var stateNames = [...]string{LeaseOpen: "open", LeaseBound: "bound", LeaseSettled: "settled", LeaseRevoked: "revoked", LeaseExpired: "expired"}
+var stateNames = [...]string{LeaseOpen: "open", LeaseBound: "bound", LeaseSettled: "settled", LeaseRevoked: "revoked", LeaseExpired: "expired", LeaseMoved: "moved"}
 
 func (s LeaseState) String() string {
 	if int(s) < len(stateNames) && stateNames[s] != "" {

@@ -94,7 +94,7 @@ var ErrHandshake = errors.New("shake hands")
 
 var statusWords = map[uint16]string{
 	statusNoVersion: "no protocol version in common: one of the daemons is too old", statusFull: "the peer has too many connections",
-	statusNotExpected: "the peer does not expect this lane", statusWrongProof: "the peer has another cluster key",
+	statusNotExpected: "the peer does not expect this connection", statusWrongProof: "the peer has another cluster key",
 }
 
 // identity is what a daemon says of itself.
@@ -235,6 +235,9 @@ func dialHandshake(c net.Conn, key []byte, self identity, kind, lane uint16, cha
 }
 
 func refusal(status uint16) error {
+	if status == statusNotExpected {
+		return fmt.Errorf("%w: refused: %s; %w", ErrHandshake, statusWords[status], errSuccessor)
+	}
 	if w := statusWords[status]; w != "" {
 		return fmt.Errorf("%w: refused: %s", ErrHandshake, w)
 	}

@@ -169,6 +169,8 @@ func (l *lease) account(o outcome, ch *channel, forced bool, began time.Time) {
 		t.settled.Add(1)
 	case LeaseExpired:
 		t.expired.Add(1)
+	case LeaseMoved:
+		t.moved.Add(1)
 	default:
 		t.revoked.Add(1)
 	}

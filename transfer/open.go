@@ -17,6 +17,13 @@ type dialCall struct {
 	err  error
 }
 
+// openTries is how often a channel is dialled when its peer is replaced meanwhile: its control connection may reach the
+// old daemon and its lanes the new one.
+const openTries = 3
+
+// errSuccessor says that another life of the peer answers than the one that was dialled.
+var errSuccessor = errors.New("another daemon may answer there by now")
+
 // channelTo gives a usable channel to a node, opening one if there is none.
 func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, error) {
 	e.mu.Lock()
@@ -25,7 +32,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		return nil, ErrClosed
 	}
 	for c := range e.channels {
-		if c.peer.nodeID == node && c.usable() {
+		if c.peer.nodeID == node && c.presentable() {
 			e.mu.Unlock()
 			return c, nil
 		}
@@ -35,7 +42,11 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		call = &dialCall{done: make(chan struct{})}
 		e.dials[node] = call
 		e.wg.Go(func() {
-			call.ch, call.err = e.open(node, addr)
+			for range openTries {
+				if call.ch, call.err = e.open(node, addr); !errors.Is(call.err, errSuccessor) {
+					break
+				}
+			}
 			e.mu.Lock()
 			delete(e.dials, node)
 			e.mu.Unlock()
@@ -165,7 +176,7 @@ func (e *Engine) dialLane(ctx context.Context, c *channel, lane int) (net.Conn, 
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() error {
 		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindLane, uint16(lane), c.id)
 		if err == nil && (peer.nodeID != c.peer.nodeID || peer.epoch != c.peer.epoch) {
-			err = fmt.Errorf("%w: another daemon answers there by now", ErrHandshake)
+			err = fmt.Errorf("%w: %w", ErrHandshake, errSuccessor)
 		}
 		return err
 	})
@@ -178,11 +189,14 @@ func (e *Engine) dialLane(ctx context.Context, c *channel, lane int) (net.Conn, 
 
 // accept serves the listener.
 func (e *Engine) accept(l net.Listener) {
-	for {
+	for e.mayAccept() {
 		conn, err := l.Accept()
 		if err != nil {
 			if e.ctx.Err() != nil {
 				return
+			}
+			if e.acceptPaused() {
+				continue
 			}
 			if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
 				e.log.Error("accept data connection", "error", err)
@@ -208,6 +222,9 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 			if h.kind == kindLane {
 				c, status = e.expectLane(h)
 				return status
+			}
+			if e.refuseControl(h) {
+				return statusNotExpected
 			}
 			c = e.newChannel(conn, h.channel, h.from, conn.RemoteAddr().String(), false, local)
 			if e.remember(c) != nil {

@@ -11,6 +11,7 @@ type sourceLease struct {
 	lease
 	blocks []uint32 // source block ids of the request
 	meta   []byte
+	addr   string // of D's daemon
 
 	// All below is guarded by lease.mu.
 	target    LeaseID // D's id of the lease, since bound
@@ -26,6 +27,7 @@ type sourceLease struct {
 	posted    bitmap // pieces handed to a lane and done
 	laneSent  map[int]uint64
 	record    []byte
+	moves     int // how often it was presented to a daemon that gave way
 	handoff   handoffState
 	handed    bool // the record was sent once
 }

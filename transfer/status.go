@@ -15,6 +15,7 @@ type Status struct {
 	Channels     []ChannelStatus   `json:"channels"`
 	Totals       Totals            `json:"totals"`
 	Tickets      int               `json:"tickets_remembered"`
+	Draining     bool              `json:"draining"` // it gives way to a successor
 }
 
 // Totals count since the engine started.
@@ -30,6 +31,8 @@ type Totals struct {
 	LeasesSettled    uint64 `json:"leases_settled"`
 	LeasesRevoked    uint64 `json:"leases_revoked"`
 	LeasesExpired    uint64 `json:"leases_expired"`
+	LeasesMoved      uint64 `json:"leases_moved"`    // given back unpresented, for the successor of this daemon
+	PresentedAgain   uint64 `json:"presented_again"` // to the successor of a peer
 	TicketsRefused   uint64 `json:"tickets_refused"`
 	ChannelsOpened   uint64 `json:"channels_opened"`
 	ChannelsDied     uint64 `json:"channels_died"`
@@ -77,6 +80,8 @@ type LeaseStatus struct {
 type ChannelStatus struct {
 	PeerNode     string    `json:"peer_node"`
 	PeerAddr     string    `json:"peer_addr"`
+	PeerEpoch    uint64    `json:"peer_epoch"`
+	Leaving      bool      `json:"leaving,omitempty"` // the peer gives way to its successor
 	Dialled      bool      `json:"dialled"`
 	Transport    string    `json:"transport"`
 	Why          string    `json:"why"` // the transport was chosen

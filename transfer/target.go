@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math"
 
@@ -304,7 +305,9 @@ func (w *Write) Done(err error) {
 
 // handlePresent takes a presented ticket, or refuses it with the reason.
 func (c *channel) handlePresent(id LeaseID, m *presentMsg) {
-	if err := c.openTarget(id, m); err != nil {
+	if err := c.openTarget(id, m); errors.Is(err, ErrDraining) {
+		c.out.send(finishFrame(newFrame(frameAgain, roleTarget, id, 0)))
+	} else if err != nil {
 		c.e.totals.refused.Add(1)
 		c.e.log.Info("refused a ticket", "peer", c.peer.nodeID, "error", err)
 		c.out.send(reasonFrame(frameRefused, roleTarget, id, err.Error()))
@@ -340,6 +343,11 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	}
 	if len(m.meta) > e.cfg.Limits.MetaBytes {
 		return fmt.Errorf("%w: %d bytes of meta, at most %d", ErrLimit, len(m.meta), e.cfg.Limits.MetaBytes)
+	}
+	e.drain.gate.RLock() // until its engine has heard of it: what comes after the cut is the successor's
+	defer e.drain.gate.RUnlock()
+	if e.drain.draining {
+		return ErrDraining
 	}
 	client := e.client(t.DEngine)
 	if client == nil {

@@ -93,6 +93,32 @@ func (b *ticketBook) buried(nonce [16]byte, now time.Time) string {
 	return b.nonces[nonce]
 }
 
+// used gives what is remembered, for a successor.
+func (b *ticketBook) used(now time.Time) []UsedTicket {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sweep(now)
+	out := make([]UsedTicket, 0, len(b.order))
+	for _, t := range b.order {
+		out = append(out, UsedTicket{Nonce: t.nonce[:], DeadlineMS: t.deadline.UnixMilli(), Word: b.nonces[t.nonce]})
+	}
+	return out
+}
+
+// load remembers what a predecessor did.
+func (b *ticketBook) load(tickets []UsedTicket, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range tickets {
+		// Rounded up: a ticket must not be forgotten before it expires.
+		if deadline := time.UnixMilli(t.DeadlineMS + 1); len(t.Nonce) == 16 && now.Before(deadline) {
+			if _, known := b.nonces[[16]byte(t.Nonce)]; !known {
+				b.add([16]byte(t.Nonce), deadline, t.Word)
+			}
+		}
+	}
+}
+
 func (b *ticketBook) len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -34,6 +34,7 @@ package transfer
 //	   5 PING      0    every 500 ms
 //	                      0    8 stamp, opaque
 //	   6 PONG      0    answer to PING, at once, with its stamp
+//	   7 DRAIN     0    the sender gives way to a successor at the same address: present nothing new on this channel
 //	  16 PRESENT   1    a ticket is presented
 //	                      0  352 ticket
 //	                    352    4 tokens of the request
@@ -66,6 +67,7 @@ package transfer
 //	                      0    4 state: 4 revoked, 5 expired
 //	                      4      reason
 //	  23 STOPPED 1, 2   answer to REVOKE: the sender is fenced
+//	  24 AGAIN     2    answer to PRESENT that says DRAIN too: the ticket was not taken, present it to the successor
 //	  25 RESEND    2    a piece arrived altered: it did not land, and is to be sent again
 //	                      0    4 piece id
 //	                      4    4 lane it came over
@@ -143,6 +145,7 @@ const (
 	frameBye      frameType = 4
 	framePing     frameType = 5
 	framePong     frameType = 6
+	frameDrain    frameType = 7
 	framePresent  frameType = 16
 	frameBound    frameType = 17
 	frameRefused  frameType = 18
@@ -151,6 +154,7 @@ const (
 	frameSettled  frameType = 21
 	frameRevoke   frameType = 22
 	frameStopped  frameType = 23
+	frameAgain    frameType = 24
 	frameResend   frameType = 25
 )
 
@@ -179,11 +183,11 @@ func parseFrameHeader(b *[FrameHeaderSize]byte) (frameHeader, error) {
 	}
 	ok := false
 	switch h.kind {
-	case frameOpen, frameOpened, frameExchange, frameBye, framePing, framePong:
+	case frameOpen, frameOpened, frameExchange, frameBye, framePing, framePong, frameDrain:
 		ok = h.role == roleNone && h.lease == 0
 	case framePresent, frameHandoff:
 		ok = h.role == roleSource && h.lease != 0
-	case frameBound, frameRefused, frameLanded, frameSettled, frameResend:
+	case frameBound, frameRefused, frameLanded, frameSettled, frameResend, frameAgain:
 		ok = h.role == roleTarget && h.lease != 0
 	case frameRevoke, frameStopped:
 		ok = (h.role == roleSource || h.role == roleTarget) && h.lease != 0

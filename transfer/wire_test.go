@@ -56,6 +56,8 @@ func TestControlFramesAreGolden(t *testing.T) {
 			"01000000" + "00000000" + "1400000000000000" + "02000000" + "01000000" + "0300000000000000" + "726563"},
 		{"settled", finishFrame(newFrame(frameSettled, roleTarget, 9, 0)), "00000000" + "1500" + "0200" + "0900000000000000"},
 		{"revoke", revokeFrame(roleSource, 9, LeaseRevoked, "why"), "07000000" + "1600" + "0100" + "0900000000000000" + "04000000" + "776879"},
+		{"drain", finishFrame(newFrame(frameDrain, roleNone, 0, 0)), "00000000" + "0700" + "0000" + "0000000000000000"},
+		{"again", finishFrame(newFrame(frameAgain, roleTarget, 9, 0)), "00000000" + "1800" + "0200" + "0900000000000000"},
 		{"stopped", finishFrame(newFrame(frameStopped, roleTarget, 9, 0)), "00000000" + "1700" + "0200" + "0900000000000000"},
 		{"resend", resendMsg{3, 2}.frame(9), "08000000" + "1900" + "0200" + "0900000000000000" + "03000000" + "02000000"},
 	} {

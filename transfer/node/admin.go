@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -17,29 +18,49 @@ import (
 
 // admin is the operators' HTTP server.
 type admin struct {
-	srv  *http.Server
-	addr string
-	done chan error
+	srv      *http.Server
+	listener net.Listener
+	addr     string
+	done     chan error
 }
 
-func (s *server) startAdmin(m *metrics) (*admin, error) {
+// startAdmin serves on l, or on the configured address when that is nil.
+func (s *server) startAdmin(l net.Listener) (*admin, error) {
 	if s.cfg.Admin == "" {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", s.cfg.Admin)
-	if err != nil {
-		return nil, fmt.Errorf("listen for admin HTTP: %w", err)
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", s.cfg.Admin); err != nil {
+			return nil, fmt.Errorf("listen for admin HTTP: %w", err)
+		}
 	}
+	return s.serveAdmin(l), nil
+}
+
+func (s *server) serveAdmin(l net.Listener) *admin {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.eng.Status()) })
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry(s), promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.status()) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry(s), promhttp.HandlerOpts{}))
 	if s.cfg.Debug {
 		s.addDebug(mux)
 	}
-	a := &admin{addr: l.Addr().String(), done: make(chan error, 1), srv: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}}
+	a := &admin{listener: l, addr: l.Addr().String(), done: make(chan error, 1), srv: &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute}}
 	go func() { a.done <- a.srv.Serve(l) }()
-	return a, nil
+	return a
+}
+
+// Status is what /status shows: the data plane's, and who is draining beside this daemon.
+type Status struct {
+	transfer.Status
+	PID         int          `json:"pid"`
+	Build       string       `json:"build,omitempty"`
+	Predecessor *Predecessor `json:"predecessor,omitempty"` // drains, after its hand-over to this daemon
+}
+
+func (s *server) status() Status {
+	return Status{Status: s.eng.Status(), PID: os.Getpid(), Build: s.cfg.Build, Predecessor: s.before.Load()}
 }
 
 func (a *admin) close() error {

@@ -30,6 +30,13 @@ type Config struct {
 	Logger     *slog.Logger
 	OnReady    func(Ready) // called once, when everything listens
 
+	// Takeover asks the daemon that serves Socket, if there is one, for its place. It drains then: its engines come here,
+	// its leases end there, at most for its own DrainTimeout (60 s).
+	Takeover     bool
+	DrainTimeout time.Duration
+	OnHandedOver func() // called once, when a successor has this daemon's place
+	Build        string // what logs and status call this version of the program
+
 	MaxInflight   int           // requests of one engine being worked on, 1024
 	EventFrames   int           // frames waiting for one engine, 8192
 	EventBytes    int           // bytes waiting for one engine, 32 MiB
@@ -93,5 +100,6 @@ func (c Config) withDefaults() (Config, error) {
 	orTime(&c.FlushTimeout, 500*time.Millisecond)
 	orTime(&c.PingInterval, 500*time.Millisecond)
 	orTime(&c.Silence, 2500*time.Millisecond)
+	orTime(&c.DrainTimeout, time.Minute)
 	return c, nil
 }

@@ -28,6 +28,7 @@ var codes = []struct {
 	{transfer.ErrPlan, wire.CodePlan},
 	{transfer.ErrRegion, wire.CodeRegion},
 	{transfer.ErrInvalid, wire.CodeInvalid},
+	{transfer.ErrDraining, wire.CodeDraining},
 	{transfer.ErrClosed, wire.CodeShutdown},
 	{transfer.ErrClientClosed, wire.CodeShutdown},
 }

@@ -115,7 +115,7 @@ func (c *conn) later(request uint64, f func() error) {
 }
 
 func (c *conn) status(request uint64) {
-	doc, err := json.Marshal(c.s.eng.Status())
+	doc, err := json.Marshal(c.s.status())
 	if err != nil {
 		c.send(request, refusal(err))
 		return

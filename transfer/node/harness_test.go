@@ -32,6 +32,9 @@ var clusterKey = []byte("a cluster key of thirty-two bytes")
 type nodeConfig struct {
 	NodeID, Dir, Transport string
 	EventFrames            int
+	Takeover               bool
+	Admin                  string
+	DrainTimeout           time.Duration
 }
 
 func (c nodeConfig) socket() string { return filepath.Join(c.Dir, c.NodeID+".sock") }
@@ -39,6 +42,10 @@ func (c nodeConfig) socket() string { return filepath.Join(c.Dir, c.NodeID+".soc
 func (c nodeConfig) config(ready func(node.Ready)) node.Config {
 	cfg := node.Config{NodeID: c.NodeID, Socket: c.socket(), ClusterKey: clusterKey, Transport: c.Transport, Admin: "127.0.0.1:0", Debug: true,
 		OnReady: ready, EventFrames: c.EventFrames, AttachTimeout: 2 * time.Second}
+	if c.Admin != "" {
+		cfg.Admin = c.Admin
+	}
+	cfg.Takeover, cfg.DrainTimeout = c.Takeover, c.DrainTimeout
 	if c.Transport != "shm" {
 		cfg.Listen = "127.0.0.1:0"
 	}

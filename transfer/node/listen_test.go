@@ -89,3 +89,12 @@ func TestUIDAllowed(t *testing.T) {
 		}
 	}
 }
+
+// listenSocket prepares and publishes.
+func listenSocket(path string) (*socket, error) {
+	s, err := prepareSocket(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.publish()
+}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headrace/headrace/transfer"
@@ -17,13 +18,23 @@ import (
 
 // server is one running daemon. Lock order: mu alone, never held while a connection or the engine is called.
 type server struct {
-	cfg Config
-	log *slog.Logger
-	eng *transfer.Engine
-	ctx context.Context // ends when the daemon stops
+	cfg     Config
+	log     *slog.Logger
+	eng     *transfer.Engine
+	metrics *metrics
+	ctx     context.Context // ends when the daemon stops
+	broken  chan error      // capacity 1: a listener cannot go on
+	drained chan struct{}   // closed when a successor has this daemon's place and nothing is left here
+	handing atomic.Bool     // a hand-over is under way
+	before  atomic.Pointer[Predecessor]
+	accepts sync.WaitGroup // loops over listeners
+	hands   sync.WaitGroup // hand-overs
 
 	mu       sync.Mutex
+	sock     *socket
+	admin    *admin
 	engines  map[string]*conn
+	draining bool
 	stopping bool
 	conns    sync.WaitGroup
 	pending  chan struct{} // connections that have not said HELLO
@@ -32,70 +43,127 @@ type server struct {
 // maxPending bounds connections before HELLO; more wait in the listen backlog.
 const maxPending = 64
 
-// Run serves until ctx ends, then fences everything and returns nil.
-func Run(ctx context.Context, cfg Config) error {
-	cfg, err := cfg.withDefaults()
+// arrivalTimeout is how long peers wait for the engines of a predecessor to come over before they are told that one is
+// not attached. It is less than a peer's patience with a connection.
+const arrivalTimeout = 2 * time.Second
+
+// Run serves until ctx ends, then fences everything and returns nil; or until a successor has taken over and nothing is
+// left to do here.
+func Run(ctx context.Context, cfg Config) (err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return err
+	}
+	var from *predecessor
+	if cfg.Takeover {
+		if from, err = askPredecessor(ctx, cfg); err != nil {
+			return err
+		}
+		cfg.Takeover = from != nil
+	}
+	defer func() {
+		if err != nil {
+			from.close()
+		}
+	}()
+	sock, err := prepareSocket(cfg.Socket, from.takeLock())
 	if err != nil {
 		return err
 	}
-	sock, err := listenSocket(cfg.Socket)
-	if err != nil {
-		return err
-	}
-	defer sock.Close()
 	m := newMetrics()
-	eng, err := newEngine(cfg, m)
+	eng, err := newEngine(cfg, m, from.takeData())
 	if err != nil {
-		return err
+		return errors.Join(err, sock.Close())
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &server{ctx: ctx, cfg: cfg, log: cfg.Logger, eng: eng, engines: make(map[string]*conn), pending: make(chan struct{}, maxPending)}
-	ready := Ready{NodeID: eng.NodeID(), Epoch: eng.Epoch(), PID: os.Getpid(), Socket: sock.path, DataAddr: eng.DataAddr()}
-	admin, err := s.startAdmin(m)
-	if err != nil {
-		return errors.Join(err, eng.Close())
-	}
-	if admin != nil {
-		ready.Admin = admin.addr
-	}
-	accepted := make(chan error, 1)
-	go func() { accepted <- s.accept(sock.UnixListener) }()
-	s.log.Info("node daemon is up", "node", ready.NodeID, "socket", ready.Socket, "data", ready.DataAddr, "admin", ready.Admin)
-	if cfg.OnReady != nil {
-		cfg.OnReady(ready)
+	s := &server{ctx: ctx, cfg: cfg, log: cfg.Logger, eng: eng, metrics: m, sock: sock, broken: make(chan error, 1), drained: make(chan struct{}),
+		engines: make(map[string]*conn), pending: make(chan struct{}, maxPending)}
+	if err := s.begin(from); err != nil {
+		cancel()
+		return errors.Join(err, s.stop())
 	}
 	select {
 	case <-ctx.Done():
-	case err = <-accepted:
-		accepted <- nil
+	case <-s.drained:
+	case err = <-s.broken:
 	}
 	cancel()
-	return errors.Join(err, s.stop(sock, accepted, admin))
+	return errors.Join(err, s.stop())
+}
+
+// begin makes the daemon reachable: in its predecessor's place, if it has one.
+func (s *server) begin(from *predecessor) (err error) {
+	if from != nil {
+		cut, err := from.cut()
+		if err != nil {
+			return fmt.Errorf("take over from process %d: %w; it goes on", from.pid, err)
+		}
+		s.eng.Succeed(cut, arrivalTimeout)
+	}
+	if s.admin, err = s.startAdmin(from.takeAdmin()); err != nil {
+		return err
+	}
+	if err := s.sock.publish(); err != nil {
+		return err
+	}
+	s.listen(s.sock)
+	ready := Ready{NodeID: s.eng.NodeID(), Epoch: s.eng.Epoch(), PID: os.Getpid(), Socket: s.sock.path, DataAddr: s.eng.DataAddr()}
+	if s.admin != nil {
+		ready.Admin = s.admin.addr
+	}
+	if from != nil {
+		if err := from.hand.send(handMsg{Kind: handServing}); err != nil {
+			return fmt.Errorf("take over from process %d: %w", from.pid, err)
+		}
+		s.log.Info("took over", "node", ready.NodeID, "from", from.pid, "socket", ready.Socket, "data", ready.DataAddr, "admin", ready.Admin)
+	} else {
+		s.log.Info("node daemon is up", "node", ready.NodeID, "socket", ready.Socket, "data", ready.DataAddr, "admin", ready.Admin)
+	}
+	if s.cfg.OnReady != nil {
+		s.cfg.OnReady(ready)
+	}
+	if from != nil {
+		if err := from.hand.send(handMsg{Kind: handListed}); err != nil {
+			s.log.Warn("the daemon before this one is gone already", "pid", from.pid, "err", err)
+		}
+		s.hands.Go(func() { s.follow(from) })
+	}
+	return nil
+}
+
+// listen accepts engines and successors.
+func (s *server) listen(sock *socket) {
+	s.accepts.Go(func() {
+		if err := s.accept(sock.UnixListener); err != nil {
+			select {
+			case s.broken <- err:
+			default:
+			}
+		}
+	})
+	s.accepts.Go(func() { s.acceptSuccessors(sock.ctl) })
 }
 
 // stop is the orderly way down: no new engines, every engine fenced and told, then the data plane, then HTTP.
-func (s *server) stop(sock *socket, accepted <-chan error, admin *admin) error {
+func (s *server) stop() error {
 	start := time.Now()
 	s.mu.Lock()
 	s.stopping = true
-	live := make([]*conn, 0, len(s.engines))
-	for _, c := range s.engines {
-		live = append(live, c)
-	}
+	sock, admin := s.sock, s.admin
 	s.mu.Unlock()
-	_ = sock.UnixListener.Close()
-	if err := <-accepted; err != nil && !errors.Is(err, net.ErrClosed) {
-		s.log.Warn("accept engines", "error", err)
-	}
+	live := s.living()
+	sock.closeListeners()
+	s.accepts.Wait()
 	for _, c := range live {
 		c.shutdown()
 	}
 	s.conns.Wait()
 	err := s.eng.Close()
+	s.hands.Wait()
 	if admin != nil {
 		err = errors.Join(err, admin.close())
 	}
+	err = errors.Join(err, sock.Close())
 	s.log.Info("node daemon is down", "node", s.cfg.NodeID, "engines", len(live), "took", time.Since(start))
 	return err
 }
@@ -130,8 +198,12 @@ func (s *server) add(c *conn) error {
 	defer timeout.Stop()
 	for {
 		s.mu.Lock()
-		if s.stopping {
+		if s.stopping || s.draining {
+			draining := s.draining
 			s.mu.Unlock()
+			if draining {
+				return wire.Errorf(wire.CodeDraining, "%v: connect again", transfer.ErrDraining)
+			}
 			return wire.Errorf(wire.CodeShutdown, "the daemon is stopping")
 		}
 		before := s.engines[c.id]

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"net"
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/shm"
@@ -9,7 +10,7 @@ import (
 )
 
 // newEngine starts the data plane with the transports asked for.
-func newEngine(cfg Config, m *metrics) (*transfer.Engine, error) {
+func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error) {
 	transports := cfg.Transports
 	if len(transports) == 0 {
 		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{})} // the local copy where it applies
@@ -21,6 +22,7 @@ func newEngine(cfg Config, m *metrics) (*transfer.Engine, error) {
 	tc := transfer.Config{
 		NodeID: cfg.NodeID, Epoch: cfg.Epoch, ClusterKey: cfg.ClusterKey, Listen: cfg.Listen, Advertise: cfg.Advertise,
 		Transports: transports, Transport: cfg.Transport, Lanes: cfg.Lanes, RateLimit: cfg.RateLimit, Checksum: sum,
+		Listener: l, Successor: cfg.Takeover,
 		PingInterval: cfg.PingInterval, DeadAfter: cfg.Silence, Limits: cfg.Limits, Logger: cfg.Logger, Metrics: m,
 	}
 	if cfg.Debug {

@@ -41,6 +41,8 @@ type hubEnd struct {
 	done    chan struct{}
 	gone    chan struct{}
 
+	draining chan struct{}
+
 	closeOnce sync.Once
 	closed    chan struct{}
 }
@@ -48,7 +50,9 @@ type hubEnd struct {
 func (x *hubEnd) NodeID() string        { return "hub" }
 func (x *hubEnd) Epoch() uint64         { return 1 }
 func (x *hubEnd) Done() <-chan struct{} { return x.done }
-func (x *hubEnd) Err() error            { return errors.New("killed by the test") }
+
+func (x *hubEnd) Draining() <-chan struct{} { return x.draining }
+func (x *hubEnd) Err() error                { return errors.New("killed by the test") }
 func (x *hubEnd) Close() error {
 	x.closeOnce.Do(func() { close(x.closed) })
 	return nil

@@ -29,8 +29,9 @@ type lease struct {
 	nonce  nonce
 	state  leaseState
 	id     transfer.LeaseID
-	first  int // blocks before this one are at D already
-	pushed int // leading blocks that were submitted for every layer
+	first  int  // blocks before this one are at D already
+	parked bool // idle because the daemon gives way: to be presented to its successor
+	pushed int  // leading blocks that were submitted for every layer
 }
 
 // presentation is P's word that it has begun, held until the router's request for it arrives.
@@ -63,6 +64,9 @@ func (e *Engine) admitLeg(s *seq) {
 	if d := s.req.Deadline; !d.IsZero() && d.Before(deadline) {
 		deadline = d
 	}
+	if p := e.presented[tk.Nonce]; p != nil {
+		c = p.conn // the daemon that has the presentation binds it, though another may have taken its place since
+	}
 	s.lease = &lease{conn: c, ticket: s.req.Ticket, nonce: tk.Nonce}
 	s.timer = time.AfterFunc(time.Until(deadline), func() { e.q.post(func() { e.expire(s) }) })
 	e.byNonce[tk.Nonce] = s
@@ -94,10 +98,60 @@ func (e *Engine) present(s *seq) {
 		Meta: metaOf(s.tokens[:s.context]).encode(),
 	}
 	l.conn.do(func(d Daemon) {
-		if _, err := d.Present(e.ctx, req); err != nil {
+		if _, err := d.Present(e.ctx, req); errors.Is(err, transfer.ErrDraining) {
+			e.q.post(func() { e.presentAnew(s, l) })
+		} else if err != nil {
 			e.q.post(func() { e.leaseFailed(s, l, fmt.Sprintf("present the ticket: %v", err)) })
 		}
 	})
+}
+
+// presentAnew is for a ticket that a daemon did not take because it gives way: its successor will, as soon as it is there.
+func (e *Engine) presentAnew(s *seq, l *lease) {
+	if s.lease != l || l.state != leaseAsked {
+		return
+	}
+	l.state = leaseIdle
+	if c := e.link.conn; c != nil && c != l.conn {
+		l.conn = c
+		e.present(s)
+		return
+	}
+	l.parked = true
+}
+
+// adopt moves what no daemon has heard of to a new connection, and presents what the last one did not take.
+func (e *Engine) adopt(c *conn) {
+	for _, list := range [][]*seq{e.active, e.waiting} {
+		for _, s := range list {
+			l := s.lease
+			if l == nil || l.state != leaseIdle || e.presented[l.nonce] != nil {
+				continue
+			}
+			l.conn = c
+			if l.parked {
+				l.parked = false
+				e.present(s)
+			}
+		}
+	}
+}
+
+// uses tells whether anything of ours is in the hands of a connection's daemon.
+func (e *Engine) uses(c *conn) bool {
+	for _, list := range [][]*seq{e.active, e.waiting} {
+		for _, s := range list {
+			if s.lease != nil && s.lease.conn == c {
+				return true
+			}
+		}
+	}
+	for _, p := range e.presented {
+		if p.conn == c {
+			return true
+		}
+	}
+	return false
 }
 
 // leaseFailed ends a leg whose daemon refused a call: then nothing was bound by it.
@@ -220,6 +274,9 @@ func (e *Engine) onPresented(c *conn, ev transfer.Event) {
 		return
 	}
 	e.presented[ev.Nonce] = &presentation{conn: c, meta: ev.Meta}
+	if s := e.byNonce[ev.Nonce]; s != nil && s.lease != nil && s.lease.state == leaseIdle {
+		s.lease.conn = c
+	}
 }
 
 // tryBind binds, in order of arrival, the requests that P has begun and that blocks can be found for.
@@ -229,7 +286,7 @@ func (e *Engine) tryBind() {
 			continue
 		}
 		p := e.presented[s.lease.nonce]
-		if p == nil {
+		if p == nil || !p.conn.live {
 			continue
 		}
 		if err := e.checkPresented(s, p); err != nil {
@@ -320,6 +377,10 @@ func (e *Engine) onEvent(c *conn, ev transfer.Event) {
 	case transfer.EventSettled:
 		e.onSettled(s, ev)
 	case transfer.EventRefused, transfer.EventEnded:
+		if ev.State == transfer.LeaseMoved {
+			e.presentAnew(s, s.lease)
+			return
+		}
 		s.lease.state = leaseEnded
 		delete(e.presented, ev.Nonce)
 		e.fail(s, ev.Reason)
@@ -404,8 +465,10 @@ func (e *Engine) dropLease(s *seq, reason string) {
 // fence revokes behind everything that was already asked of the daemon, and gives the blocks back when it stands. If
 // the daemon is gone, or does not answer, its process may still write: the blocks are quarantined until it has ended.
 func (e *Engine) fence(s *seq, l *lease, reason string) {
+	l.conn.fences++
 	fenced := func(quarantined bool) {
 		e.q.post(func() {
+			l.conn.fences--
 			if quarantined {
 				e.quarantined -= len(s.blocks)
 			}

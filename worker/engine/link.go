@@ -22,6 +22,8 @@ type Daemon interface {
 	Epoch() uint64
 	// RevokeTicket returns when no byte of the attempt is read or written on this host any more.
 	RevokeTicket(ctx context.Context, nonce [16]byte, reason string) error
+	// Draining is closed when the daemon gives way to a successor, which the next dial reaches.
+	Draining() <-chan struct{}
 	// Done is closed when the daemon is gone or silent; Err says why; PeerGone waits for the end of its process.
 	Done() <-chan struct{}
 	Err() error
@@ -37,7 +39,9 @@ type Dialer func(ctx context.Context, onEvent func(transfer.Event)) (Daemon, []t
 type Link struct {
 	e    *Engine
 	conn *conn // the loop's: nil while there is no daemon
-	id   atomic.Pointer[string]
+	// retiring are connections to daemons that gave way: the loop's. What they were asked ends there.
+	retiring []*conn
+	id       atomic.Pointer[string]
 }
 
 // node is the id of the connected daemon, or "".
@@ -59,6 +63,11 @@ type conn struct {
 	calls   *queue
 	fenced  chan struct{} // closed when a later connection to the same life of the daemon shows that all is fenced
 	safe    chan struct{} // closed when the daemon can touch nothing of ours any more, after the connection was lost
+
+	// The loop's.
+	live    bool          // the region is lent: what was presented may be bound
+	fences  int           // under way
+	retired chan struct{} // closed when a retiring connection is not needed any more
 }
 
 // do runs f behind all calls made before.
@@ -107,14 +116,22 @@ const (
 	redialMax = time.Second
 )
 
-// Run connects, and connects again when the daemon was lost, until ctx ends. up is told of every change.
+// Run connects, and connects again when the daemon was lost or gives way, until ctx ends. up is told of every change.
 func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 	wait := redialMin
-	var lost []*conn // whose blocks may be in quarantine
+	var lost []*conn  // whose blocks may be in quarantine
+	var before Daemon // gives way
+	var tended sync.WaitGroup
+	defer tended.Wait()
 	for ctx.Err() == nil {
-		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{}), safe: make(chan struct{})}
+		c := &conn{e: l.e, calls: newQueue(), fenced: make(chan struct{}), safe: make(chan struct{}), retired: make(chan struct{})}
 		d, regions, err := dial(ctx, func(ev transfer.Event) { l.e.q.post(func() { l.e.onEvent(c, ev) }) })
 		if err != nil {
+			if before != nil && isClosed(before.Done()) {
+				before = nil
+				l.id.Store(nil)
+				up(nil)
+			}
 			if wait == redialMax {
 				l.e.log.Warn("connect to the node daemon; whole requests are served meanwhile", "err", err)
 			}
@@ -123,29 +140,87 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 			continue
 		}
 		wait = redialMin
-		c.daemon, c.regions = d, regions
+		c.daemon, c.regions, before = d, regions, nil
 		lost = fencedBy(lost, d)
-		l.e.log.Info("lent the KV cache to the node daemon")
-		var running sync.WaitGroup
-		running.Go(func() { c.run(ctx) })
-		l.e.q.post(func() { l.conn = c })
+		l.e.log.Info("lent the KV cache to the node daemon", "epoch", d.Epoch())
+		ended := make(chan struct{})
+		tended.Go(func() {
+			defer close(ended)
+			c.run(ctx)
+		})
+		l.e.q.post(func() { l.use(c) })
 		id := d.NodeID()
 		l.id.Store(&id)
 		up(d)
 		select {
+		case <-d.Draining():
+			l.e.log.Info("the node daemon gives way: going over to its successor", "epoch", d.Epoch())
+			before = d
+			tended.Go(func() { l.tend(ctx, c, ended) })
+			continue // at once, with the next one
 		case <-d.Done():
 		case <-ctx.Done():
 		}
 		l.id.Store(nil)
 		up(nil)
-		l.e.q.post(func() {
-			l.conn = nil
-			l.e.onDown(c, d.Err())
-		})
-		running.Wait()
+		l.e.q.post(func() { l.lose(c) })
+		<-ended
 		l.e.done.Go(c.mourn)
 		lost = append(lost, c)
 	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// use makes a connection the one for everything new. What waits without having been presented goes over to it.
+func (l *Link) use(c *conn) {
+	if old := l.conn; old != nil {
+		l.retiring = append(l.retiring, old)
+	}
+	l.conn, c.live = c, true
+	l.e.adopt(c)
+}
+
+// lose is the end of a connection that nobody asked for.
+func (l *Link) lose(c *conn) {
+	if l.conn == c {
+		l.conn = nil
+	}
+	l.retiring = slices.DeleteFunc(l.retiring, func(x *conn) bool { return x == c })
+	l.e.onDown(c, c.daemon.Err())
+}
+
+// tend looks after a connection whose daemon gives way, until it has nothing to do any more or was lost.
+func (l *Link) tend(ctx context.Context, c *conn, ended <-chan struct{}) {
+	select {
+	case <-c.retired: // nothing of ours is in its hands
+		c.behind(func(d Daemon) { _ = d.Close() })
+		<-ended
+		return
+	case <-c.daemon.Done():
+	case <-ctx.Done():
+	}
+	l.e.q.post(func() { l.lose(c) })
+	<-ended
+	c.mourn()
+}
+
+// retire lets go of the connections that have nothing left to do. The loop calls it after every round.
+func (l *Link) retire() {
+	l.retiring = slices.DeleteFunc(l.retiring, func(c *conn) bool {
+		if c.fences > 0 || l.e.uses(c) {
+			return false
+		}
+		close(c.retired)
+		return true
+	})
 }
 
 // mourn closes safe when the lost daemon's process has ended, or has told a later connection that everything is fenced.

@@ -202,6 +202,7 @@ func (e *Engine) loop() {
 		default:
 		}
 		batch := e.schedule()
+		e.link.retire()
 		e.publish()
 		if len(batch) > 0 {
 			e.step(batch)

@@ -71,6 +71,7 @@ type Client struct {
 
 	events  *events
 	done    chan struct{}
+	leaving chan struct{} // closed by deliver when the daemon gives way
 	closing chan struct{} // closed by Close
 	wg      sync.WaitGroup
 }
@@ -102,7 +103,7 @@ func Dial(ctx context.Context, socketPath string, opts Options) (*Client, error)
 		return nil, fmt.Errorf("connect to node daemon at %s: %w (is `headrace node` running?)", socketPath, err)
 	}
 	c := &Client{conn: nc.(*net.UnixConn), opts: opts, log: opts.Logger, version: wire.VersionMax, waiting: make(map[uint64]chan answer),
-		out: make(chan outgoing, 64), events: newEvents(), done: make(chan struct{}), closing: make(chan struct{})}
+		out: make(chan outgoing, 64), events: newEvents(), done: make(chan struct{}), leaving: make(chan struct{}), closing: make(chan struct{})}
 	if err := c.attach(ctx); err != nil {
 		_ = c.conn.Close()
 		c.closePidfd()
@@ -163,7 +164,7 @@ func (c *Client) attach(ctx context.Context) error {
 	c.wg.Go(func() { c.read(reader) })
 	c.wg.Go(c.write)
 	c.wg.Go(c.pingLoop)
-	c.wg.Go(func() { c.events.deliver(c.opts.OnEvent, c.done) })
+	c.wg.Go(func() { c.events.deliver(c.deliver, c.done) })
 	return nil
 }
 
@@ -180,6 +181,12 @@ func (c *Client) Info() Info { return c.info }
 // Done is closed when the daemon is gone, was silent for too long, or the client was closed. Leases may still be served
 // by a daemon that merely stopped: blocks are free after PeerGone, or after the next successful Dial to the same process.
 func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Draining is closed when the daemon gives way to a successor at the same path: Dial again, lend the regions there and
+// use the new connection for everything new. This one serves the leases it has; close it when those have ended. Until
+// then Present is refused here with transfer.ErrDraining, and a lease that was presented to nobody ends with
+// EventRefused in state LeaseMoved: present it again over the new connection.
+func (c *Client) Draining() <-chan struct{} { return c.leaving }
 
 // Err says why Done was closed, nil before.
 func (c *Client) Err() error {
@@ -261,6 +268,9 @@ func (c *Client) read(reader *wire.Reader) {
 func (c *Client) take(request uint64, m wire.Message) error {
 	switch m := m.(type) {
 	case wire.Event:
+		if m.Kind == wire.TypeDraining {
+			return c.events.push(transfer.Event{}) // in its turn: behind the tickets that were presented before
+		}
 		if m.Kind == wire.TypeGoodbye {
 			c.fail(fmt.Errorf("node daemon ended the connection: %w", fromWire(&wire.Error{Code: wire.Code(m.Code), Text: m.Text})))
 			return nil
@@ -281,6 +291,21 @@ func (c *Client) take(request uint64, m wire.Message) error {
 		return fmt.Errorf("unexpected %s", m.Type())
 	}
 	return nil
+}
+
+// deliver hands an event on, or takes the mark of DRAINING out. One goroutine calls it.
+func (c *Client) deliver(ev transfer.Event) {
+	if ev.Kind != 0 {
+		if c.opts.OnEvent != nil {
+			c.opts.OnEvent(ev)
+		}
+		return
+	}
+	select {
+	case <-c.leaving:
+	default:
+		close(c.leaving)
+	}
 }
 
 func (c *Client) answer(request uint64, a answer) {

@@ -124,9 +124,6 @@ func (e *events) take() []transfer.Event {
 
 // deliver calls f until done; what came before that is delivered still.
 func (e *events) deliver(f func(transfer.Event), done <-chan struct{}) {
-	if f == nil {
-		f = func(transfer.Event) {}
-	}
 	for {
 		for _, ev := range e.take() {
 			f(ev)

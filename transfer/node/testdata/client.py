@@ -19,7 +19,7 @@ HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, r
 EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
 HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0A
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
-PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE = range(0x81, 0x88)
+PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE, DRAINING = range(0x81, 0x89)
 QUIET = 1
 VERSION = 2
 
@@ -37,7 +37,7 @@ class Daemon:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(20)
         self.sock.connect(path)
-        self.next_id, self.answers, self.events = 0, {}, []
+        self.next_id, self.answers, self.events, self.draining = 0, {}, [], False
         name = engine_id.encode()
         request = self.send(HELLO, struct.pack("<HHIHHI", VERSION, VERSION, 0, len(name), 0, 0) + name)
         fixed = struct.Struct("<HHIQIIIIHHI")
@@ -75,6 +75,9 @@ class Daemon:
             self.answers[request] = (kind, payload)
             return
         lease, nonce, seq, tokens, first, layouts, data, text, code, _ = EVENT.unpack_from(payload)
+        if kind == DRAINING:  # an engine that lives longer would connect again now, beside this connection
+            self.draining = True
+            return
         at = EVENT.size + layouts
         reason, record = payload[at : at + text].decode(), payload[at + text : at + text + data]
         self.events.append({"kind": kind, "lease": lease, "nonce": nonce, "seq": seq, "tokens": tokens,

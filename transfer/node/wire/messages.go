@@ -108,7 +108,7 @@ type Event struct {
 	Seq        uint64 // PUSHED
 	Tokens     uint32 // PRESENTED, BOUND
 	FirstToken uint32 // BOUND
-	Code       uint16 // ENDED: how the lease ended (4 revoked, 5 expired); GOODBYE: a Code
+	Code       uint16 // ENDED, REFUSED: how the lease ended (4 revoked, 5 expired, 6 moved); GOODBYE: a Code
 	Layouts    []byte // PRESENTED: the layouts of P's shard set, one after the other
 	Text       string // PRESENTED: P's engine id; REFUSED, ENDED, GOODBYE: the reason
 	Data       []byte // PRESENTED: P's meta; SETTLED: the hand-off record

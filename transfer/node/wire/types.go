@@ -69,6 +69,7 @@ const (
 	TypeSettled   Type = 0x85
 	TypeEnded     Type = 0x86
 	TypeGoodbye   Type = 0x87
+	TypeDraining  Type = 0x88
 )
 
 var typeNames = map[Type]string{
@@ -77,7 +78,7 @@ var typeNames = map[Type]string{
 	TypeRefuse: "REFUSE", TypeRevoke: "REVOKE", TypePing: "PING", TypeStatus: "STATUS",
 	TypeHelloOK: "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
 	TypePresented: "PRESENTED", TypeBound: "BOUND", TypeRefused: "REFUSED", TypePushed: "PUSHED",
-	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE",
+	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE", TypeDraining: "DRAINING",
 }
 
 func (t Type) String() string {
@@ -88,7 +89,7 @@ func (t Type) String() string {
 }
 
 // IsEvent tells events, which answer no request, from answers.
-func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeGoodbye }
+func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeDraining }
 
 // IsRequest tells what an engine may send.
 func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeStatus }
@@ -127,6 +128,7 @@ const (
 	CodeDenied        Code = 23 // peer credentials refused
 	CodeSlow          Code = 24 // the engine did not read its events, or was silent too long
 	CodeInternal      Code = 25 // anything else
+	CodeDraining      Code = 26 // the daemon gives way to its successor: connect again
 )
 
 var codeNames = [...]string{
@@ -155,6 +157,7 @@ var codeNames = [...]string{
 	CodeDenied:        "denied",
 	CodeSlow:          "slow",
 	CodeInternal:      "internal",
+	CodeDraining:      "draining",
 }
 
 func (c Code) String() string {

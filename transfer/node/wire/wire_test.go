@@ -42,6 +42,7 @@ func samples() []Message {
 		Event{Kind: TypeSettled, Lease: 12, Nonce: seq16(), Data: []byte("record")},
 		Event{Kind: TypeEnded, Lease: 12, Nonce: seq16(), Code: 4, Text: "client left"},
 		Event{Kind: TypeGoodbye, Code: uint16(CodeShutdown), Text: "daemon is stopping"},
+		Event{Kind: TypeDraining},
 	}
 }
 
