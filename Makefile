@@ -82,6 +82,10 @@ fuzz: ## run every fuzz target for FUZZTIME
 bench: build ## measure transfers beside the machine's limits
 	bin/headrace bench transfer $(ARGS)
 
+.PHONY: bench-engine
+bench-engine: build model ## measure the engine beside llama.cpp on the same file
+	scripts/bench-engine.sh $(ARGS)
+
 .PHONY: generate
 generate: ## regenerate committed code
 	go generate ./...
