@@ -70,6 +70,11 @@ proof: deps-test build model ## everything at full length: 1,000 cancels of each
 	HEADRACE_FULL=1 go test -count=1 -timeout 60m ./transfer/...
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
 
+.PHONY: lab
+lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-v -run NAME ./cgo")
+	scripts/deps.sh lab
+	go run ./test/lab $(ARGS)
+
 .PHONY: lint
 lint: ## run golangci-lint, or go vet where it cannot be had
 	scripts/lint.sh $(GOLANGCI_LINT_VERSION)

@@ -2,6 +2,7 @@
 # Installs the system packages that are missing, or names them in one line with the command that installs them.
 #   scripts/deps.sh run     what `make up` needs
 #   scripts/deps.sh test    what the tests need as well
+#   scripts/deps.sh lab     what the soft-RoCE lab needs (make lab)
 set -euo pipefail
 
 level=${1:-run}
@@ -17,16 +18,25 @@ compiles() { echo 'int main(void){return 0;}' | "${CC:-cc}" -x c -o /dev/null - 
 has_pip() { pip --version >/dev/null 2>&1 || pip3 --version >/dev/null 2>&1 || python3 -m pip --version >/dev/null 2>&1 || command -v uv >/dev/null; }
 has_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 
-if [ ! -s "$model" ]; then has_pip || needed+=(python3-pip); fi
+if [ "$level" != lab ] && [ ! -s "$model" ]; then has_pip || needed+=(python3-pip); fi
 if [ "$level" = test ]; then
 	compiles || needed+=(gcc libc6-dev)
 	has_venv || needed+=(python3-venv)
 	command -v git >/dev/null || needed+=(git)
-else
+elif [ "$level" != lab ]; then
 	compiles || wished+=(gcc libc6-dev)
 fi
+if [ "$level" = lab ]; then
+	compiles || needed+=(gcc libc6-dev)
+	has() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ]; }
+	has qemu-system-x86_64 || needed+=(qemu-system-x86)
+	has xz || needed+=(xz-utils)
+	has rdma || needed+=(iproute2)
+	[ -e /usr/include/infiniband/verbs.h ] || needed+=(libibverbs-dev)
+	compgen -G '/usr/lib/*/libibverbs/librxe-rdmav*.so' >/dev/null || needed+=(ibverbs-providers)
+fi
 # Headers make a build that can use RDMA; nothing else needs them.
-[ -e /usr/include/infiniband/verbs.h ] || wished+=(libibverbs-dev)
+[ "$level" = lab ] || [ -e /usr/include/infiniband/verbs.h ] || wished+=(libibverbs-dev)
 
 all=("${needed[@]}" "${wished[@]}")
 [ ${#all[@]} -gt 0 ] || exit 0
