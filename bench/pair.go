@@ -215,6 +215,9 @@ func (p *pair) forget(f *flight) {
 	p.mu.Unlock()
 }
 
+// warmUp is how many requests go before those that are timed, as with the peers.
+const warmUp = 50
+
 // paced pushes batch blocks at a time, each batch when the one before has landed, at most count times and all of the
 // memory. It gives the times from the engine's call to its event in microseconds. The lease is open before.
 func (p *pair) paced(ctx context.Context, batch, count int) (Measure, []float64, error) {
@@ -224,16 +227,23 @@ func (p *pair) paced(ctx context.Context, batch, count int) (Measure, []float64,
 	}
 	pushed := make(chan struct{}, 1)
 	p.onPushed(f, func(uint64) { pushed <- struct{}{} })
+	one := func(layer, first uint32) error {
+		if err := p.p.Push(ctx, f.lease, []transfer.Unit{{Layer: layer, First: first, Count: uint32(batch)}}, 0); err != nil {
+			return err
+		}
+		return f.wait(ctx, pushed)
+	}
 	var took []float64
-	before, start := p.rig.cpu(), time.Now()
+	before, start, skip := p.rig.cpu(), time.Now(), min(warmUp, int(f.blocks)/batch/2)
 	for l := range p.layout.Layers {
 		for first := uint32(0); first+uint32(batch) <= f.blocks && len(took) < count; first += uint32(batch) {
 			at := time.Now()
-			if err := p.p.Push(ctx, f.lease, []transfer.Unit{{Layer: l, First: first, Count: uint32(batch)}}, 0); err != nil {
+			if err := one(l, first); err != nil {
 				return Measure{}, nil, err
 			}
-			if err := f.wait(ctx, pushed); err != nil {
-				return Measure{}, nil, err
+			if skip--; skip >= 0 {
+				before, start = p.rig.cpu(), time.Now()
+				continue
 			}
 			took = append(took, micros(time.Since(at)))
 		}

@@ -49,16 +49,17 @@ func (s *session) sizes(ctx context.Context, t string) error {
 	return nil
 }
 
+// timer is one whose single writes can be timed.
+type timer struct {
+	name string
+	run  func() ([]float64, error)
+}
+
 // latency measures one block at a time.
 func (s *session) latency(ctx context.Context, t string) error {
 	for _, block := range s.p.latencyBlocks {
-		row := Row{BlockBytes: block}
-		if err := s.ready(ctx, s.rig, &row); err != nil {
+		if err := s.ready(ctx, s.rig, &Row{BlockBytes: block}); err != nil {
 			return err
-		}
-		type timer struct {
-			name string
-			run  func() ([]float64, error)
 		}
 		count := min(s.p.samples, int(s.o.Region)/block)
 		list := []timer{{ours, func() ([]float64, error) {
@@ -68,35 +69,49 @@ func (s *session) latency(ctx context.Context, t string) error {
 		for _, p := range s.peers {
 			list = append(list, timer{p.name, func() ([]float64, error) { return p.latency(block, count) }})
 		}
-		samples := map[string][][]float64{}
-		var failed error
-		for round := 0; round < s.o.Rounds && ctx.Err() == nil && failed == nil; round++ {
-			for _, c := range list {
-				took, err := c.run()
-				switch {
-				case err == nil:
-					samples[c.name] = append(samples[c.name], took)
-				case ctx.Err() == nil && c.name == ours:
-					failed = err
-				case ctx.Err() == nil && round == 0:
-					s.note("%s over %s, one block of %d bytes: not measured, %v", c.name, t, block, err)
-				}
-			}
-			slices.Reverse(list)
-		}
+		samples, err := s.time(ctx, fmt.Sprintf("one block of %s over %s", size(block), t), list)
 		for _, c := range list {
 			if rounds := samples[c.name]; len(rounds) > 0 {
 				l := latencyRow(rounds)
 				l.Transport, l.BlockBytes, l.Name = t, block, c.name
 				s.r.Latency = append(s.r.Latency, l)
-				fmt.Fprintf(s.o.Progress, "one block of %d KiB over %s, %s: p50 %.0f us, p99 %.0f us\n", block/kib, t, c.name, l.P50, l.P99)
 			}
 		}
-		if err := errors.Join(failed, ctx.Err()); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// time lets each take its samples once a round, in an order that is reversed every other round.
+func (s *session) time(ctx context.Context, what string, list []timer) (map[string][][]float64, error) {
+	samples := map[string][][]float64{}
+	failed := map[string]bool{}
+	list = slices.Clone(list)
+	first := list[0].name
+	for round := range s.o.Rounds {
+		for _, c := range list {
+			if failed[c.name] {
+				continue
+			}
+			took, err := c.run()
+			switch {
+			case ctx.Err() != nil:
+				return samples, context.Cause(ctx)
+			case err == nil:
+				samples[c.name] = append(samples[c.name], took)
+				fmt.Fprintf(s.o.Progress, "%s, round %d of %d: %s p50 %.0f us\n", what, round+1, s.o.Rounds, c.name, quantile(took, 0.5))
+			case c.name == first:
+				return samples, err
+			default:
+				failed[c.name] = true
+				s.note("%s, %s: not measured, %v", c.name, what, err)
+			}
+		}
+		slices.Reverse(list)
+	}
+	return samples, nil
 }
 
 func latencyRow(rounds [][]float64) LatencyRow {

@@ -28,6 +28,9 @@ func (a *app) bench() *cobra.Command {
 	return cmd
 }
 
+// ownPeers is what --peers alone means.
+const ownPeers = "mooncake,nixl"
+
 // errInterrupted is what a measurement ends with that a signal cut short.
 var errInterrupted = errors.New("interrupted: what was measured so far is above")
 
@@ -38,12 +41,14 @@ func (a *app) benchTransfer() *cobra.Command {
 		region config.Size
 		asJSON bool
 		check  bool
+		peers  string
 	)
 	cmd := &cobra.Command{
 		Use:   "transfer",
 		Short: "Measure the movement of scattered blocks beside plain loops, iperf3 and other transfer engines",
 		Example: `  headrace bench transfer                                  # everything but peers
   headrace bench transfer --quick                          # under a minute
+  headrace bench transfer --peers --check                  # beside Mooncake and NIXL, installed once into the cache
   headrace bench transfer --transport tcp --json
   headrace bench transfer --part sizes --block 65536,262144 --rounds 3`,
 		Args: noArgs,
@@ -59,7 +64,16 @@ func (a *app) benchTransfer() *cobra.Command {
 	fs.IntVar(&o.Rounds, "rounds", 0, "runs of each contestant, in alternating order (default 7, quick 3)")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document")
 	fs.BoolVar(&check, "check", false, "fail when a target that was measured is missed")
+	fs.StringVar(&peers, "peers", "", "measure other transfer engines too: those that come along, or --peers=FOLDER with drivers of yours")
+	fs.Lookup("peers").NoOptDefVal = ownPeers
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch peers {
+		case "":
+		case ownPeers:
+			o.Peers = bench.Drivers()
+		default:
+			o.Peers = os.DirFS(peers)
+		}
 		o.Bytes, o.Region = int64(size), int64(region)
 		o.Progress = a.progress()
 		if err := o.Check(); err != nil {
