@@ -43,6 +43,9 @@ type channel struct {
 	redialled atomic.Uint64
 	rttNS     atomic.Int64
 	rates     rates
+	busy      busyMeter
+
+	sending, receiving *Chooser
 
 	mu      sync.Mutex
 	link    Link
@@ -87,6 +90,7 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr stri
 		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [laneIDsMax]bool{}},
 	}
 	c.lanes = newLaneSet(c)
+	c.newMethods()
 	c.out = newOutbox(e.cfg.Limits.ControlQueue, func() {
 		c.closeSoon(fmt.Errorf("%w: the peer does not read control frames as fast as they come", ErrChannel))
 	})
@@ -517,7 +521,7 @@ func (c *channel) drainStreams() {
 // setupFor is what the transport gets.
 func (c *channel) setupFor(lanes int) *Setup {
 	return &Setup{
-		Channel: c.id, Lanes: lanes, Target: c, Pauses: c.e.cfg.Pauses, LaneDown: c.laneDown,
+		Channel: c.id, Lanes: lanes, Target: c, Pauses: c.e.cfg.Pauses, LaneDown: c.laneDown, Sending: c.sending, Receiving: c.receiving,
 		Exchange: func(ctx context.Context, local []byte) ([]byte, error) {
 			if len(local) > ExchangeMax {
 				return nil, fmt.Errorf("%w: exchange of %d bytes, at most %d", ErrLimit, len(local), ExchangeMax)

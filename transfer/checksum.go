@@ -69,10 +69,13 @@ func (c *channel) checks() bool {
 }
 
 // Sum gives the checksum of the payload, or 0 when the piece is to carry none. It is to be asked before the first byte
-// is sent. The error is ErrFenced or ErrMemory.
-func (w *Write) Sum() (uint64, error) {
+// is sent; gathered is the payload, where Gather copied it. The error is ErrFenced or ErrMemory.
+func (w *Write) Sum(gathered []byte) (uint64, error) {
 	if !w.check {
 		return 0, nil
+	}
+	if gathered != nil {
+		return sumBytes(gathered), nil
 	}
 	if !w.Enter() {
 		return 0, ErrFenced
@@ -107,10 +110,7 @@ func sumRuns(mem []byte, runs []Run, source bool) (sum uint64, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := recover(); fault != nil {
-			if _, ok := fault.(interface{ Addr() uintptr }); !ok {
-				panic(fault)
-			}
-			err = fmt.Errorf("compute checksum: %w: %v", ErrMemory, fault)
+			err = faultError("compute checksum", fault)
 		}
 	}()
 	var d xxhash.Digest
@@ -132,6 +132,8 @@ func sumRuns(mem []byte, runs []Run, source bool) (sum uint64, err error) {
 	}
 	return max(d.Sum64(), 1), nil
 }
+
+func sumBytes(b []byte) uint64 { return max(xxhash.Sum64(b), 1) }
 
 // resendMsg says that a piece arrived altered over a lane.
 type resendMsg struct{ piece, lane uint32 }

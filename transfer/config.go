@@ -25,6 +25,7 @@ type Config struct {
 	Transport  string      // "" or "auto", else the name of the only one to use
 	Lanes      int         // a channel; 0 means 4
 	Checksum   Checksum    // of the pieces this engine sends
+	Method     string      // "" or "auto": direct or staged, as measured; else that one
 	RateLimit  int64       // bytes a second this engine sends, 0: no limit. SetRate changes it
 
 	PingInterval time.Duration // 500 ms

@@ -143,6 +143,11 @@ func (c *Config) complete() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	orDefault(&c.Lanes, 4)
+	switch c.Method {
+	case "", "auto", Direct.String(), Staged.String():
+	default:
+		return fmt.Errorf("%w: method %q: choose auto, direct or staged", ErrInvalid, c.Method)
+	}
 	if c.Lanes > lanesMax {
 		return fmt.Errorf("%w: %d lanes, at most %d", ErrInvalid, c.Lanes, lanesMax)
 	}

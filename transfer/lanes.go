@@ -154,6 +154,8 @@ func (s *laneSet) feed(link Link, lane int, l *sourceLease, slots chan *Write, b
 			return false
 		}
 		e.cfg.Pauses.Wait(PauseWriteFrame, l.guard.stop)
+		s.c.busy.enter()
+		w.busy = &s.c.busy
 		link.Post(lane, w)
 	}
 }

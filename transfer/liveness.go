@@ -20,7 +20,7 @@ func (c *channel) tick() {
 		case <-t.C:
 		}
 		now := time.Now()
-		c.rates.step(now.Sub(last), c.sent.Load(), c.landed.Load())
+		c.rates.step(now.Sub(last), c.busy.get(), c.sent.Load(), c.landed.Load())
 		last = now
 		silent := time.Since(c.since) - time.Duration(c.heard.Load())
 		if silent > c.e.cfg.DeadAfter {
@@ -46,14 +46,19 @@ func (c *channel) roundTrip(d time.Duration) {
 	c.rttNS.Store(old + (int64(d)-old)/8)
 }
 
+// Less work than this, in seconds, says little about a channel's speed.
+const minWork = 0.0002
+
 // rates are exponentially weighted over about two seconds.
 type rates struct {
 	mu             sync.Mutex
 	sent, landed   uint64
 	sentR, landedR float64
+	busy           time.Duration
+	speed          float64
 }
 
-func (r *rates) step(d time.Duration, sent, landed uint64) {
+func (r *rates) step(d, busy time.Duration, sent, landed uint64) {
 	s := d.Seconds()
 	if s <= 0 {
 		return
@@ -63,11 +68,18 @@ func (r *rates) step(d time.Duration, sent, landed uint64) {
 	weight := 1 - math.Exp(-s/2)
 	r.sentR += weight * (float64(sent-r.sent)/s - r.sentR)
 	r.landedR += weight * (float64(landed-r.landed)/s - r.landedR)
-	r.sent, r.landed = sent, landed
+	if worked := (busy - r.busy).Seconds(); worked > minWork && sent > r.sent {
+		speed := float64(sent-r.sent) / worked
+		if r.speed == 0 {
+			r.speed = speed
+		}
+		r.speed += (1 - math.Exp(-worked)) * (speed - r.speed)
+	}
+	r.busy, r.sent, r.landed = busy, sent, landed
 }
 
-func (r *rates) get() (sent, landed float64) {
+func (r *rates) get() (sent, landed, speed float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.sentR, r.landedR
+	return r.sentR, r.landedR, r.speed
 }

@@ -78,24 +78,26 @@ type LeaseStatus struct {
 
 // ChannelStatus is one channel's end.
 type ChannelStatus struct {
-	PeerNode     string    `json:"peer_node"`
-	PeerAddr     string    `json:"peer_addr"`
-	PeerEpoch    uint64    `json:"peer_epoch"`
-	Leaving      bool      `json:"leaving,omitempty"` // the peer gives way to its successor
-	Dialled      bool      `json:"dialled"`
-	Transport    string    `json:"transport"`
-	Why          string    `json:"why"` // the transport was chosen
-	Lanes        int       `json:"lanes"`
-	LanesUp      int       `json:"lanes_up"`
-	Redialled    uint64    `json:"lanes_redialled"` // by this end, in place of failed ones
-	Since        time.Time `json:"since"`
-	SentBps      float64   `json:"sent_bytes_per_s"` // exponentially weighted, over about two seconds
-	LandedBps    float64   `json:"landed_bytes_per_s"`
-	BacklogBytes uint64    `json:"backlog_bytes"` // pushed and not yet landed
-	RTTMicros    float64   `json:"rtt_us"`
-	BytesSent    uint64    `json:"bytes_sent"`
-	BytesLanded  uint64    `json:"bytes_landed"`
-	Altered      uint64    `json:"pieces_altered"` // arrived so on this end
-	Errors       uint64    `json:"errors"`
-	LastError    string    `json:"last_error,omitempty"`
+	PeerNode     string         `json:"peer_node"`
+	PeerAddr     string         `json:"peer_addr"`
+	PeerEpoch    uint64         `json:"peer_epoch"`
+	Leaving      bool           `json:"leaving,omitempty"` // the peer gives way to its successor
+	Dialled      bool           `json:"dialled"`
+	Transport    string         `json:"transport"`
+	Why          string         `json:"why"` // the transport was chosen
+	Lanes        int            `json:"lanes"`
+	LanesUp      int            `json:"lanes_up"`
+	Redialled    uint64         `json:"lanes_redialled"` // by this end, in place of failed ones
+	Since        time.Time      `json:"since"`
+	SentBps      float64        `json:"sent_bytes_per_s"` // exponentially weighted, over about two seconds
+	LandedBps    float64        `json:"landed_bytes_per_s"`
+	SpeedBps     float64        `json:"speed_bytes_per_s"` // of sending while there was something to send; 0: not measured
+	BacklogBytes uint64         `json:"backlog_bytes"`     // pushed and not yet landed
+	RTTMicros    float64        `json:"rtt_us"`
+	BytesSent    uint64         `json:"bytes_sent"`
+	BytesLanded  uint64         `json:"bytes_landed"`
+	Altered      uint64         `json:"pieces_altered"` // arrived so on this end
+	Methods      []MethodStatus `json:"methods"`        // for each size of runs that was met: direct or staged, and why
+	Errors       uint64         `json:"errors"`
+	LastError    string         `json:"last_error,omitempty"`
 }

@@ -88,7 +88,8 @@ func (c *channel) status() ChannelStatus {
 		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
 		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(), Redialled: c.redialled.Load(),
 	}
-	s.SentBps, s.LandedBps = c.rates.get()
+	s.SentBps, s.LandedBps, s.SpeedBps = c.rates.get()
+	s.Methods = append(c.sending.Status(), c.receiving.Status()...)
 	if c.reason != nil {
 		s.LastError = c.reason.Error()
 	}

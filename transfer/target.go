@@ -282,7 +282,8 @@ type Write struct {
 	Runs  []Run // in payload order: source and destination
 	lease *sourceLease
 	lane  int
-	check bool // it is to carry a checksum
+	check bool       // it is to carry a checksum
+	busy  *busyMeter // entered when it was posted
 	after func(*Write)
 }
 
@@ -299,6 +300,10 @@ func (w *Write) Stop() <-chan struct{} { return w.lease.guard.stop }
 // Done says that the lane is through with the piece: it was sent whole, or err says why not. The transport must not
 // touch w afterwards.
 func (w *Write) Done(err error) {
+	if w.busy != nil {
+		w.busy.leave()
+		w.busy = nil
+	}
 	w.lease.writeDone(&w.Piece, w.lane, err)
 	w.after(w)
 }

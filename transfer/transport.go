@@ -33,6 +33,8 @@ type Setup struct {
 	// AcceptStream for the accepting one.
 	DialStream   func(ctx context.Context, lane int) (net.Conn, error)
 	AcceptStream func(ctx context.Context) (lane int, conn net.Conn, err error)
+	// Sending and Receiving choose between direct and staged for each piece, where the transport can do both.
+	Sending, Receiving *Chooser
 	// LaneDown is to be called once for each lane that fails; Link.Close need not.
 	LaneDown func(lane int, err error)
 	Pauses   *Pauses

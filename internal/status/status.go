@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -85,22 +86,34 @@ type Lease struct {
 	Deadline   time.Time `json:"deadline"`
 }
 
+// Method is how a channel brings runs of a size to the network, or from it.
+type Method struct {
+	Direction string `json:"direction"`
+	RunBytes  uint64 `json:"run_bytes"`
+	Mode      string `json:"mode"`
+	Why       string `json:"why"`
+}
+
 // Channel is a node daemon's end of a channel.
 type Channel struct {
-	PeerNode     string  `json:"peer_node"`
-	PeerAddr     string  `json:"peer_addr"`
-	Transport    string  `json:"transport"`
-	Why          string  `json:"why"`
-	Lanes        int     `json:"lanes"`
-	LanesUp      int     `json:"lanes_up"`
-	SentBps      float64 `json:"sent_bytes_per_s"`
-	LandedBps    float64 `json:"landed_bytes_per_s"`
-	BacklogBytes uint64  `json:"backlog_bytes"`
-	RTTMicros    float64 `json:"rtt_us"`
-	BytesSent    uint64  `json:"bytes_sent"`
-	BytesLanded  uint64  `json:"bytes_landed"`
-	Errors       uint64  `json:"errors"`
-	LastError    string  `json:"last_error,omitempty"`
+	PeerNode     string   `json:"peer_node"`
+	PeerAddr     string   `json:"peer_addr"`
+	Transport    string   `json:"transport"`
+	Why          string   `json:"why"`
+	Lanes        int      `json:"lanes"`
+	LanesUp      int      `json:"lanes_up"`
+	SentBps      float64  `json:"sent_bytes_per_s"`
+	LandedBps    float64  `json:"landed_bytes_per_s"`
+	SpeedBps     float64  `json:"speed_bytes_per_s"`
+	Redialled    uint64   `json:"lanes_redialled"`
+	Altered      uint64   `json:"pieces_altered"`
+	Methods      []Method `json:"methods"`
+	BacklogBytes uint64   `json:"backlog_bytes"`
+	RTTMicros    float64  `json:"rtt_us"`
+	BytesSent    uint64   `json:"bytes_sent"`
+	BytesLanded  uint64   `json:"bytes_landed"`
+	Errors       uint64   `json:"errors"`
+	LastError    string   `json:"last_error,omitempty"`
 }
 
 // Gather asks every listed part at once.
@@ -208,16 +221,42 @@ func (r *Report) printNodes(t io.Writer) {
 }
 
 func (r *Report) printChannels(t io.Writer) {
-	fmt.Fprintf(t, "\nCHANNEL\tTRANSPORT\tLANES\tSENT/s\tLANDED/s\tBACKLOG\tRTT\tERRORS\tWHY\n")
+	fmt.Fprintf(t, "\nCHANNEL\tTRANSPORT\tLANES\tSENT/s\tLANDED/s\tSPEED/s\tBACKLOG\tRTT\tERRORS\tALTERED\tMETHOD\tWHY\n")
 	for _, n := range r.Nodes {
 		if n.Status == nil {
 			continue
 		}
 		for _, c := range n.Status.Channels {
-			fmt.Fprintf(t, "%s -> %s\t%s\t%d/%d\t%s\t%s\t%s\t%.0f us\t%d\t%s\n", n.ID, c.PeerNode, c.Transport, c.LanesUp, c.Lanes,
-				humanBytes(c.SentBps), humanBytes(c.LandedBps), humanBytes(float64(c.BacklogBytes)), c.RTTMicros, c.Errors, c.Why)
+			fmt.Fprintf(t, "%s -> %s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%.0f us\t%d\t%d\t%s\t%s\n", n.ID, c.PeerNode, c.Transport, c.LanesUp, c.Lanes,
+				humanBytes(c.SentBps), humanBytes(c.LandedBps), humanBytes(c.SpeedBps), humanBytes(float64(c.BacklogBytes)), c.RTTMicros, c.Errors, c.Altered, c.method(), c.Why)
 		}
 	}
+}
+
+// method puts a channel's methods in a few words. The reasons are in the JSON document.
+func (c *Channel) method() string {
+	if c.Transport == "shm" {
+		return "copy"
+	}
+	if len(c.Methods) == 0 {
+		return "direct"
+	}
+	var b strings.Builder
+	for i, m := range c.Methods {
+		switch {
+		case i == 0:
+			b.WriteString(m.Direction)
+		case c.Methods[i-1].Direction != m.Direction:
+			b.WriteString("; " + m.Direction)
+		default:
+			b.WriteString(",")
+		}
+		b.WriteString(" " + m.Mode)
+		if m.RunBytes > 0 {
+			fmt.Fprintf(&b, " (runs to %s)", humanBytes(float64(m.RunBytes)))
+		}
+	}
+	return b.String()
 }
 
 func (r *Report) printLeases(t io.Writer) {

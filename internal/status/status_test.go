@@ -30,7 +30,9 @@ func view(t *testing.T) *registry.View {
 	return &registry.View{
 		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e"}],
 			"leases":[{"side":"target","state":"bound","engine":"e","peer_node":"node-1","tokens":9,"pieces_wanted":4,"pieces_done":1}],
-			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"backlog_bytes":2048,"rtt_us":41.6}]}`)}},
+			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"speed_bytes_per_s":2147483648,"backlog_bytes":2048,"rtt_us":41.6,
+			"pieces_altered":1,"methods":[{"direction":"send","run_bytes":256,"mode":"staged"},{"direction":"send","run_bytes":65536,"mode":"direct"},
+			{"direction":"receive","run_bytes":256,"mode":"staged"}]}]}`)}},
 		Workers: []registry.Worker{
 			{ID: "decode-0", Role: "decode", Model: "m", Addr: serve(t, `{"running":1,"waiting":2,"blocks_total":10,"blocks_free":7,"blocks_leased":3}`)},
 			{ID: "dead-0", Addr: "127.0.0.1:1"},
@@ -49,7 +51,8 @@ func TestGatherAndPrint(t *testing.T) {
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2", "connection refused", "read /status: invalid",
-		"node-0 h 1 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 KiB 42 us 0 another host", "node-0 e target node-1 bound 9 1/4",
+		"node-0 h 1 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
+			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host", "node-0 e target node-1 bound 9 1/4",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -21,6 +21,7 @@ type Config struct {
 	Transport  string               // auto, tcp or shm
 	Transports []transfer.Transport // in place of the built-in ones, for tests
 	Lanes      int
+	Method     string // auto, direct or staged
 	RateLimit  int64  // bytes a second, 0: none
 	Checksum   string // of pieces sent: off, sampled (the default), always or 1/N
 	Admin      string // "127.0.0.1:0"; empty: no HTTP

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -55,6 +56,7 @@ type statusCollector struct{ eng *transfer.Engine }
 
 var (
 	channelLabels = []string{"peer", "transport", "dialled"}
+	methodLabels  = []string{"peer", "transport", "dialled", "direction", "run_bytes", "method"}
 
 	descInfo       = prometheus.NewDesc("headrace_node_info", "The daemon.", []string{"node", "epoch"}, nil)
 	descEngines    = prometheus.NewDesc("headrace_engines", "Engines attached.", nil, nil)
@@ -70,6 +72,10 @@ var (
 	descBacklog    = prometheus.NewDesc("headrace_channel_backlog_bytes", "Bytes pushed and not yet landed.", channelLabels, nil)
 	descErrors     = prometheus.NewDesc("headrace_channel_errors_total", "Errors of the channel.", channelLabels, nil)
 	descRedialled  = prometheus.NewDesc("headrace_channel_lanes_redialled_total", "Lanes that failed and were dialled again.", channelLabels, nil)
+	descSpeed      = prometheus.NewDesc("headrace_channel_speed_bytes_per_second", "Rate of sending while there was something to send.", channelLabels, nil)
+	descAltered    = prometheus.NewDesc("headrace_channel_pieces_altered_total", "Pieces that arrived altered.", channelLabels, nil)
+	descRunCost    = prometheus.NewDesc("headrace_channel_run_cost_seconds_per_byte", "What a byte takes, by the mean size of a piece's runs, in either method.", methodLabels, nil)
+	descRunPieces  = prometheus.NewDesc("headrace_channel_run_pieces_total", "Pieces of scattered runs, by method.", methodLabels, nil)
 	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
 )
 
@@ -103,7 +109,7 @@ func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
-		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled} {
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces} {
 		ch <- d
 	}
 	for _, t := range totals {
@@ -163,6 +169,9 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 		s.BacklogBytes += c.BacklogBytes
 		s.Errors += c.Errors
 		s.LanesUp += c.LanesUp
+		s.Altered += c.Altered
+		s.SpeedBps = max(s.SpeedBps, c.SpeedBps)
+		s.Methods = append(s.Methods, c.Methods...)
 		s.Redialled += c.Redialled
 		s.RTTMicros = max(s.RTTMicros, c.RTTMicros)
 		sum[k] = s
@@ -177,9 +186,38 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 			{descSent, prometheus.CounterValue, float64(c.BytesSent)}, {descLanded, prometheus.CounterValue, float64(c.BytesLanded)},
 			{descSentRate, prometheus.GaugeValue, c.SentBps}, {descLandedRate, prometheus.GaugeValue, c.LandedBps},
 			{descRTT, prometheus.GaugeValue, c.RTTMicros / 1e6}, {descBacklog, prometheus.GaugeValue, float64(c.BacklogBytes)},
-			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descRedialled, prometheus.CounterValue, float64(c.Redialled)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
+			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descSpeed, prometheus.GaugeValue, c.SpeedBps}, {descAltered, prometheus.CounterValue, float64(c.Altered)}, {descRedialled, prometheus.CounterValue, float64(c.Redialled)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
 		} {
 			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
 		}
+		collectMethods(c.Methods, labels, ch)
+	}
+}
+
+// collectMethods tells what direct and staged cost, class by class.
+func collectMethods(in []transfer.MethodStatus, labels []string, ch chan<- prometheus.Metric) {
+	type key struct {
+		direction string
+		run       uint64
+		mode      transfer.Mode
+	}
+	type sum struct {
+		pieces uint64
+		cost   float64
+	}
+	sums := map[key]sum{}
+	for _, m := range in {
+		for mode, s := range [...]sum{transfer.Direct: {m.DirectCount, m.DirectCost}, transfer.Staged: {m.StagedCount, m.StagedCost}} {
+			k := key{m.Direction, m.RunBytes, transfer.Mode(mode)}
+			sums[k] = sum{sums[k].pieces + s.pieces, max(sums[k].cost, s.cost)}
+		}
+	}
+	for k, s := range sums {
+		if s.pieces == 0 {
+			continue
+		}
+		l := append(slices.Clone(labels), k.direction, strconv.FormatUint(k.run, 10), k.mode.String())
+		ch <- prometheus.MustNewConstMetric(descRunPieces, prometheus.CounterValue, float64(s.pieces), l...)
+		ch <- prometheus.MustNewConstMetric(descRunCost, prometheus.GaugeValue, s.cost/1024/1e9, l...)
 	}
 }

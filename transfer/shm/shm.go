@@ -127,7 +127,7 @@ func (l *link) Post(lane int, w *transfer.Write) {
 		return
 	}
 	l.setup.Pauses.Wait(transfer.PauseCopyPiece, either(w.Stop(), x.Stop()))
-	sum, err := w.Sum()
+	sum, err := w.Sum(nil)
 	if err == nil {
 		err = copyPiece(w, x)
 	}

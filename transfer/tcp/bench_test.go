@@ -50,14 +50,40 @@ type benchEngine struct {
 	mem    *transporttest.Memory
 }
 
-func newBenchEngine(t testing.TB, node, engine string, kib uint32, lanes int, ev func(transfer.Event)) *benchEngine {
+// benchCase is what a benchmark's two ends agree on.
+type benchCase struct {
+	kib    uint32 // of a block
+	lanes  int
+	run    uint32 // bytes of a run, when the target keeps heads apart; 0: runs are blocks
+	method string
+}
+
+func (c benchCase) String() string {
+	return fmt.Sprintf("%d %d %d %s", c.kib, c.lanes, c.run, c.method)
+}
+
+func (c benchCase) layout(target bool) transfer.Layout {
+	l := benchShape(c.kib).Layout()
+	if c.run == 0 {
+		return l
+	}
+	s := benchShape(c.kib)
+	s.HeadBytes, s.Heads = c.run, s.Heads*s.HeadBytes/c.run
+	l = s.Layout()
+	if target { // tokens of a head lie together, where the source has heads of a token together
+		l.TokenStride, l.HeadStride = l.HeadStride, uint64(c.run)*uint64(s.BlockTokens)
+	}
+	return l
+}
+
+func newBenchEngine(t testing.TB, node, engine string, c benchCase, ev func(transfer.Event)) *benchEngine {
 	e, err := transfer.New(transfer.Config{
-		NodeID: node, ClusterKey: transporttest.Key, Transports: []transfer.Transport{New(Config{SendBuffer: envInt("SNDBUF"), ReceiveBuffer: envInt("RCVBUF")})}, Lanes: lanes, Listen: "127.0.0.1:0",
+		NodeID: node, ClusterKey: transporttest.Key, Transports: []transfer.Transport{New(Config{SendBuffer: envInt("SNDBUF"), ReceiveBuffer: envInt("RCVBUF")})}, Lanes: c.lanes, Method: c.method, Listen: "127.0.0.1:0",
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &benchEngine{e: e, lay: benchShape(kib).Layout()}
+	b := &benchEngine{e: e, lay: c.layout(engine == "decode")}
 	if b.c, err = e.Attach(engine, ev); err != nil {
 		t.Fatal(err)
 	}
@@ -79,12 +105,11 @@ func envInt(name string) int {
 
 // target is the child: it binds whatever is presented, until its standard input ends.
 func runTarget(spec string) {
-	var kib uint32
-	var lanes int
-	fmt.Sscanf(spec, "%d,%d", &kib, &lanes)
+	var c benchCase
+	fmt.Sscanf(spec, "%d %d %d %s", &c.kib, &c.lanes, &c.run, &c.method)
 	t := &fatalTB{}
 	events := make(chan transfer.Event, 64)
-	b := newBenchEngine(t, "node-d", "decode", kib, lanes, func(ev transfer.Event) { events <- ev })
+	b := newBenchEngine(t, "node-d", "decode", c, func(ev transfer.Event) { events <- ev })
 	fmt.Println("addr", b.e.DataAddr())
 	tickets := make(chan []byte, 64)
 	go func() {
@@ -125,7 +150,18 @@ func (t *fatalTB) Fatalf(f string, a ...any) { t.Fatal(fmt.Sprintf(f, a...)) }
 func BenchmarkScattered(b *testing.B) {
 	for _, kib := range []uint32{16, 64, 256} {
 		for _, lanes := range []int{1, 2, 4} {
-			b.Run(fmt.Sprintf("%dKiB/lanes=%d", kib, lanes), func(b *testing.B) { benchScattered(b, kib, lanes) })
+			b.Run(fmt.Sprintf("%dKiB/lanes=%d", kib, lanes), func(b *testing.B) { benchScattered(b, benchCase{kib: kib, lanes: lanes, method: "auto"}) })
+		}
+	}
+}
+
+// BenchmarkTinyRuns is a transfer between tensor-parallel degrees, as far as its runs go: one a token and head.
+func BenchmarkTinyRuns(b *testing.B) {
+	for _, run := range []uint32{64, 128, 256, 512, 1024, 2048, 4096} {
+		for _, method := range []string{"direct", "staged", "auto"} {
+			b.Run(fmt.Sprintf("%dB/%s", run, method), func(b *testing.B) {
+				benchScattered(b, benchCase{kib: 256, lanes: 4, run: run, method: method})
+			})
 		}
 	}
 }
@@ -137,10 +173,10 @@ type targetProcess struct {
 	addr string
 }
 
-func startTarget(t testing.TB, kib uint32, lanes int) *targetProcess {
+func startTarget(t testing.TB, c benchCase) *targetProcess {
 	t.Helper()
 	p := &targetProcess{cmd: exec.Command(os.Args[0])}
-	p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d,%d", targetEnv, kib, lanes))
+	p.cmd.Env = append(os.Environ(), targetEnv+"="+c.String())
 	p.cmd.Stderr = os.Stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -185,11 +221,11 @@ func present(t testing.TB, p *benchEngine, target *targetProcess) transfer.Lease
 	return id
 }
 
-func benchScattered(b *testing.B, kib uint32, lanes int) {
-	child := startTarget(b, kib, lanes)
+func benchScattered(b *testing.B, c benchCase) {
+	child := startTarget(b, c)
 	defer child.stop()
 	events := make(chan transfer.Event, 1024)
-	p := newBenchEngine(b, "node-p", "prefill", kib, lanes, func(ev transfer.Event) { events <- ev })
+	p := newBenchEngine(b, "node-p", "prefill", c, func(ev transfer.Event) { events <- ev })
 	defer p.e.Close()
 	b.SetBytes(int64(len(p.mem.Bytes)))
 	b.ResetTimer()

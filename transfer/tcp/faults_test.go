@@ -84,10 +84,10 @@ func TestPeerProcessStopsOrDies(t *testing.T) {
 	}{{syscall.SIGKILL, time.Second}, {syscall.SIGSTOP, 5 * time.Second}} {
 		t.Run(c.signal.String(), func(t *testing.T) {
 			defer transporttest.CheckLeaks(t)()
-			child := startTarget(t, 64, 2)
+			child := startTarget(t, benchCase{kib: 64, lanes: 2, method: "auto"})
 			defer child.stop()
 			events := make(chan transfer.Event, 1024)
-			p := newBenchEngine(t, "node-p", "prefill", 64, 2, func(ev transfer.Event) { events <- ev })
+			p := newBenchEngine(t, "node-p", "prefill", benchCase{kib: 64, lanes: 2}, func(ev transfer.Event) { events <- ev })
 			defer p.mem.Close()
 			defer p.e.Close()
 			p.e.SetRate(64 << 20) // 8 s for a lease

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -108,15 +109,29 @@ func (v *vector) call(trap, fd uintptr) (uint64, syscall.Errno) {
 	}
 }
 
+// timed is call, with the time it took added to spent.
+func (v *vector) timed(trap, fd uintptr, measure bool, spent *time.Duration) (uint64, syscall.Errno) {
+	if !measure {
+		return v.call(trap, fd)
+	}
+	began := time.Now()
+	n, errno := v.call(trap, fd)
+	*spent += time.Since(began)
+	return n, errno
+}
+
 // sender is the state of the piece being sent.
 type sender struct {
 	step    func(fd uintptr) bool // write, bound once
 	w       *transfer.Write
 	vec     vector
-	left    uint64 // payload bytes not written
-	head    uint64 // header bytes not written
-	padding bool   // fenced, or the source cannot be read: the rest is zeros
-	fault   bool   // the source cannot be read
+	left    uint64        // payload bytes not written
+	head    uint64        // header bytes not written
+	stage   []byte        // of PieceMax bytes, once a piece was staged
+	spent   time.Duration // in system calls and copies, where it is measured
+	timed   bool
+	padding bool // fenced, or the source cannot be read: the rest is zeros
+	fault   bool // the source cannot be read
 	err     error
 	header  [transfer.DataHeaderSize]byte
 	trailer [transfer.DataTrailerSize]byte
@@ -126,10 +141,34 @@ type sender struct {
 // nothing is written; if later, the rest of the payload is zeros and the trailer says so.
 func (l *lane) send(w *transfer.Write) error {
 	o := &l.out
-	sum, err := w.Sum()
+	choice := l.setup.Sending.Pick(uint64(w.Piece.Bytes), len(w.Runs))
+	o.timed, o.spent = choice.Measured(), 0
+	var payload []byte
+	if choice.Mode == transfer.Staged {
+		began := time.Now()
+		if o.stage == nil {
+			o.stage = make([]byte, transfer.PieceMax)
+		}
+		payload = o.stage[:w.Piece.Bytes]
+		if err := w.Gather(payload); err != nil {
+			return err
+		}
+		o.spent = time.Since(began)
+	}
+	sum, err := w.Sum(payload)
 	if err != nil {
 		return err
 	}
+	if err := l.put(w, payload, sum); err != nil {
+		return err
+	}
+	l.setup.Sending.Took(choice, o.spent, uint64(w.Piece.Bytes))
+	return nil
+}
+
+// put writes one piece, from payload if it was gathered there, else from the source.
+func (l *lane) put(w *transfer.Write, payload []byte, sum uint64) error {
+	o := &l.out
 	if !w.Enter() {
 		return transfer.ErrFenced
 	}
@@ -139,12 +178,16 @@ func (l *lane) send(w *transfer.Write) error {
 	o.left, o.head = uint64(w.Piece.Bytes), uint64(len(o.header))
 	o.vec.reset()
 	o.vec.addApart(o.header[:])
-	mem := w.Src.Bytes()
-	base := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	for i := range w.Runs {
-		r := &w.Runs[i]
-		_ = mem[r.Src : r.Src+r.Len] // the plan keeps to the layout, and the layout to the region
-		o.vec.add(base+uintptr(r.Src), r.Len)
+	if payload != nil {
+		o.vec.addApart(payload)
+	} else {
+		mem := w.Src.Bytes()
+		base := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
+		for i := range w.Runs {
+			r := &w.Runs[i]
+			_ = mem[r.Src : r.Src+r.Len] // the plan keeps to the layout, and the layout to the region
+			o.vec.add(base+uintptr(r.Src), r.Len)
+		}
 	}
 	o.vec.addApart(o.trailer[:])
 	w.Leave()
@@ -177,7 +220,7 @@ func (o *sender) write(fd uintptr) bool {
 			o.pad()
 			continue
 		}
-		n, errno := o.vec.call(unix.SYS_WRITEV, fd)
+		n, errno := o.vec.timed(unix.SYS_WRITEV, fd, o.timed, &o.spent)
 		if guarded {
 			o.w.Leave()
 		}
@@ -230,6 +273,10 @@ type receiver struct {
 	tailGot int    // bytes of tail read
 	need    int    // bytes of tail that must be read
 	landing bool   // payload goes into blocks; else into scratch
+	staged  bool   // by way of stage
+	stage   []byte // of PieceMax bytes, once a piece was staged
+	spent   time.Duration
+	timed   bool
 	err     error
 	// tail takes the trailer, and what has come of the next header: one system call less.
 	tail    [transfer.DataTrailerSize + transfer.DataHeaderSize]byte
@@ -279,7 +326,21 @@ func (l *lane) payload(p *transfer.Piece) (whole bool, err error) {
 		in.landing = in.x.Enter()
 	}
 	in.vec.reset()
+	var choice transfer.Choice
+	in.staged, in.timed, in.spent = false, false, 0
 	if in.landing {
+		choice = l.setup.Receiving.Pick(in.left, len(in.x.Runs))
+		in.staged, in.timed = choice.Mode == transfer.Staged, choice.Measured()
+	}
+	switch {
+	case in.staged:
+		in.x.Leave()
+		if in.stage == nil {
+			in.stage = make([]byte, transfer.PieceMax)
+		}
+		in.vec.addApart(in.stage[:in.left])
+		in.vec.addApart(in.tail[:])
+	case in.landing:
 		mem := in.x.Dst.Bytes()
 		base := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 		for i := range in.x.Runs {
@@ -289,7 +350,7 @@ func (l *lane) payload(p *transfer.Piece) (whole bool, err error) {
 		}
 		in.x.Leave()
 		in.vec.addApart(in.tail[:])
-	} else {
+	default:
 		in.discard()
 	}
 	if err := l.fill(); err != nil {
@@ -298,7 +359,18 @@ func (l *lane) payload(p *transfer.Piece) (whole bool, err error) {
 	var trailer [transfer.DataTrailerSize]byte
 	copy(trailer[:], in.tail[:])
 	sent, sum, err := transfer.ParseTrailer(&trailer)
-	return sent && in.landing && in.x.Verify(sum), err
+	if err != nil || !sent || !in.landing {
+		return false, err
+	}
+	if in.staged {
+		began := time.Now()
+		if in.x.Scatter(in.stage[:p.Bytes]) != nil {
+			return false, nil // fenced, or told to the lease: the lane goes on
+		}
+		in.spent += time.Since(began)
+	}
+	l.setup.Receiving.Took(choice, in.spent, uint64(p.Bytes))
+	return in.x.Verify(sum), nil
 }
 
 // discard sends what is left of the payload to scratch.
@@ -338,12 +410,12 @@ func (l *lane) fill() error {
 // read is called with the descriptor when it may be readable; false asks to be called again when it is.
 func (in *receiver) read(fd uintptr) bool {
 	for in.left > 0 || in.tailGot < in.need {
-		guarded := in.landing && in.left > 0
+		guarded := in.landing && !in.staged && in.left > 0 // what is staged touches the blocks later
 		if guarded && !in.x.Enter() {
 			in.discard()
 			continue
 		}
-		n, errno := in.vec.call(unix.SYS_READV, fd)
+		n, errno := in.vec.timed(unix.SYS_READV, fd, in.timed, &in.spent)
 		if guarded {
 			in.x.Leave()
 		}

@@ -1,5 +1,6 @@
 // Package tcp is the transport over TCP streams: one a lane, carrying pieces both ways. Payload goes from and into the
-// lent memory by vectored system calls on nonblocking sockets; it never passes through the Go heap, and no system call
+// lent memory by vectored system calls on nonblocking sockets, or where runs are tiny by way of one buffer a lane, as
+// transfer.Chooser finds cheaper. Either end decides for itself. No system call
 // touches a block unless the lease's guard was entered just before. The package knows nothing of leases but that.
 package tcp
 

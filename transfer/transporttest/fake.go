@@ -290,7 +290,7 @@ func (x *fakeLane) move(w *transfer.Write, fault Fault) error {
 		return nil
 	}
 	x.pause(w, &landing)
-	sum, err := w.Sum()
+	sum, err := w.Sum(nil)
 	if err == nil {
 		err = x.copy(w, &landing, fault)
 	}

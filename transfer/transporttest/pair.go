@@ -267,6 +267,9 @@ func newEngine(t testing.TB, f Factory, node string, o Options) (*transfer.Engin
 	if os.Getenv("HEADRACE_LOG") != "" {
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	if f.Config != nil {
+		f.Config(&cfg)
+	}
 	if o.Config != nil {
 		o.Config(&cfg)
 	}

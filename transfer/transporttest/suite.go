@@ -21,6 +21,7 @@ type Factory struct {
 	Network *Network                  // nil: real TCP on 127.0.0.1
 	// ReadPause is the pause point that the transport passes before it writes into blocks, "" if it has none.
 	ReadPause string
+	Config    func(*transfer.Config) // what the suite's daemons are to differ in
 }
 
 // Run runs the conformance suite.
