@@ -84,7 +84,8 @@ fuzz: ## run every fuzz target for FUZZTIME
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## measure transfers beside the machine's limits
+bench: build ## measure transfers beside the machine's limits (ARGS=--peers: and beside Mooncake and NIXL)
+	scripts/deps.sh bench
 	bin/headrace bench transfer $(ARGS)
 
 .PHONY: bench-engine

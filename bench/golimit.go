@@ -157,8 +157,9 @@ func filled(size int64, v byte) (*memfd.Memory, error) {
 }
 
 // refill writes v everywhere, by ever longer copies.
-func refill(m *memfd.Memory, v byte) {
-	b := m.Bytes()
+func refill(m *memfd.Memory, v byte) { refillBytes(m.Bytes(), v) }
+
+func refillBytes(b []byte, v byte) {
 	b[0] = v
 	for n := 1; n < len(b); {
 		n += copy(b[n:], b[:min(n, 1<<20)])

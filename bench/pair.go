@@ -261,18 +261,24 @@ func (p *pair) paced(ctx context.Context, batch, count int) (Measure, []float64,
 	return m, took, nil
 }
 
-// verify compares what landed with the source, block for block.
+// verify compares what landed with the source, block for block and plane for plane.
 func (p *pair) verify() (int64, error) {
-	b, stride := int(p.layout.BlockStride), int(p.layout.LayerStride)
-	for l := range int(p.layout.Layers) {
+	l := &p.layout
+	n := int(l.BlockTokens) * int(l.Heads) * int(l.HeadBytes)
+	var sum int64
+	for layer := range int(l.Layers) {
 		for i := range p.from {
-			s, d := l*stride+int(p.from[i])*b, l*stride+int(p.to[i])*b
-			if !bytes.Equal(p.src.Bytes()[s:s+b], p.dst.Bytes()[d:d+b]) {
-				return 0, fmt.Errorf("block %d of layer %d arrived altered", i, l)
+			for plane := range int(l.Planes) {
+				at := layer*int(l.LayerStride) + plane*int(l.PlaneStride)
+				s, d := at+int(p.from[i])*int(l.BlockStride), at+int(p.to[i])*int(l.BlockStride)
+				if !bytes.Equal(p.src.Bytes()[s:s+n], p.dst.Bytes()[d:d+n]) {
+					return 0, fmt.Errorf("block %d of layer %d arrived altered", i, layer)
+				}
+				sum += int64(n)
 			}
 		}
 	}
-	return int64(p.layout.Layers) * int64(len(p.from)) * int64(b), nil
+	return sum, nil
 }
 
 func (p *pair) close() error {

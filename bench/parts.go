@@ -10,7 +10,7 @@ import (
 )
 
 // submission says how an engine's requests reach its daemon.
-func submission(*nodeclient.Client) string { return "message" }
+func submission(context.Context, *nodeclient.Client) string { return "message" }
 
 // ready gives the rig's memory blocks of that size, moves everything once and verifies it.
 func (s *session) ready(ctx context.Context, r *rig, row *Row) error {

@@ -12,9 +12,7 @@ import (
 // Print writes a report: tables, or with asJSON the document.
 func Print(w io.Writer, r *Report, asJSON bool) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(r)
+		return printJSON(w, r)
 	}
 	for _, t := range []string{"tcp", "shm"} {
 		r.printSizes(w, t)
@@ -37,6 +35,12 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 		_, err = fmt.Fprintln(w, "INTERRUPTED: this is what was measured so far")
 	}
 	return err
+}
+
+func printJSON(w io.Writer, doc any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(doc)
 }
 
 // table writes rows of cells aligned to the right.

@@ -2,6 +2,7 @@
 # Installs the system packages that are missing, or names them in one line with the command that installs them.
 #   scripts/deps.sh run     what `make up` needs
 #   scripts/deps.sh test    what the tests need as well
+#   scripts/deps.sh bench   what the benchmarks measure themselves beside
 #   scripts/deps.sh lab     what the soft-RoCE lab needs (make lab)
 set -euo pipefail
 
@@ -25,6 +26,10 @@ if [ "$level" = test ]; then
 	command -v git >/dev/null || needed+=(git)
 elif [ "$level" != lab ]; then
 	compiles || wished+=(gcc libc6-dev)
+fi
+if [ "$level" = bench ]; then
+	command -v iperf3 >/dev/null || wished+=(iperf3)
+	has_venv || wished+=(python3-venv)
 fi
 if [ "$level" = lab ]; then
 	compiles || needed+=(gcc libc6-dev)

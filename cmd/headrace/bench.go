@@ -24,7 +24,7 @@ func (a *app) bench() *cobra.Command {
 		Args:    cobra.ArbitraryArgs,
 		RunE:    group,
 	}
-	cmd.AddCommand(a.benchTransfer(), a.benchEngine())
+	cmd.AddCommand(a.benchTransfer(), a.benchModel(), a.benchEngine())
 	return cmd
 }
 
@@ -42,6 +42,7 @@ func (a *app) benchTransfer() *cobra.Command {
 		asJSON bool
 		check  bool
 		peers  string
+		svg    string
 	)
 	cmd := &cobra.Command{
 		Use:   "transfer",
@@ -64,6 +65,7 @@ func (a *app) benchTransfer() *cobra.Command {
 	fs.IntVar(&o.Rounds, "rounds", 0, "runs of each contestant, in alternating order (default 7, quick 3)")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document")
 	fs.BoolVar(&check, "check", false, "fail when a target that was measured is missed")
+	fs.StringVar(&svg, "svg", "", "draw rates by block size into a `file`")
 	fs.StringVar(&peers, "peers", "", "measure other transfer engines too: those that come along, or --peers=FOLDER with drivers of yours")
 	fs.Lookup("peers").NoOptDefVal = ownPeers
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -88,9 +90,22 @@ func (a *app) benchTransfer() *cobra.Command {
 		if err := bench.Print(a.out, report, asJSON); err != nil {
 			return err
 		}
+		if svg != "" && ctx.Err() == nil {
+			if err := draw(svg, report); err != nil {
+				return err
+			}
+		}
 		return verdictOf(ctx, report, check)
 	}
 	return cmd
+}
+
+func draw(path string, r *bench.Report) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("draw: %w", err)
+	}
+	return errors.Join(bench.SVG(f, r), f.Close())
 }
 
 // progress is where a measurement says how far it is: a terminal, or nowhere.
