@@ -153,9 +153,7 @@ func (g *geometry) each(p *Piece, f func(bit uint64)) {
 // appendRuns gives a piece's runs.
 func (g *geometry) appendRuns(runs []Run, p *Piece, srcBlocks, dstBlocks []uint32) []Run {
 	pair, layer := g.pair(p), g.layer(p)
-	for b := p.First; b < p.First+p.Count; b++ {
-		runs = pair.Plan.AppendRuns(runs, layer, b, g.tokens, srcBlocks, dstBlocks, g.firstToken)
-	}
+	runs = pair.Plan.appendUnits(runs, layer, p.First, p.Count, g.tokens, srcBlocks, dstBlocks, g.firstToken)
 	if pair.parts > 1 {
 		runs = sliceRuns(runs, uint64(p.Part)*PieceMax, uint64(p.Bytes))
 	}

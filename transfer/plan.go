@@ -13,12 +13,15 @@ type Run struct{ Src, Dst, Len uint64 }
 //
 // A unit is (layer, block of the request in source blocks). Its bytes are ordered by token ranges that share a
 // destination block, and within a range by plane, token and head, the one with the greatest source stride outermost.
+// Where the source's planes are further apart than its blocks, several units go plane by plane, so that what lies side
+// by side in a plane is one run.
 type Plan struct {
-	src, dst   Layout
-	headFirst  uint32 // of all heads
-	heads      uint32
-	tokenBytes uint64 // of one token in one layer: planes * heads * head bytes
-	dims       [3]planDim
+	src, dst    Layout
+	headFirst   uint32 // of all heads
+	heads       uint32
+	tokenBytes  uint64 // of one token in one layer: planes * heads * head bytes
+	dims        [3]planDim
+	planesFirst bool
 }
 
 // planDim is one loop of a range's copy, outermost first. The token loop's count is set range by range.
@@ -80,6 +83,7 @@ func PlanCopy(src, dst Layout) (*Plan, error) {
 		}
 		return 0
 	})
+	p.planesFirst = src.Planes > 1 && p.dims[0].kind == dimPlane && src.PlaneStride > src.BlockStride
 	return p, nil
 }
 
@@ -91,6 +95,25 @@ func (p *Plan) TokenBytes() uint64 { return p.tokenBytes }
 // sizes; ids must be valid for the layouts. A nil list stands for the identity: an end that has no use for the other
 // end's offsets need not know its blocks. Runs that touch at both ends are joined, also with the last one of dst.
 func (p *Plan) AppendRuns(dst []Run, layer, blockIndex, tokens uint32, srcBlocks, dstBlocks []uint32, firstToken uint32) []Run {
+	return p.appendUnit(dst, 0, p.src.Planes, layer, blockIndex, tokens, srcBlocks, dstBlocks, firstToken)
+}
+
+// appendUnits is AppendRuns for the units [first, first+count), in the order that several units have together.
+func (p *Plan) appendUnits(runs []Run, layer, first, count, tokens uint32, srcBlocks, dstBlocks []uint32, firstToken uint32) []Run {
+	step := p.src.Planes
+	if p.planesFirst {
+		step = 1
+	}
+	for plane := uint32(0); plane < p.src.Planes; plane += step {
+		for b := first; b < first+count; b++ {
+			runs = p.appendUnit(runs, plane, step, layer, b, tokens, srcBlocks, dstBlocks, firstToken)
+		}
+	}
+	return runs
+}
+
+// appendUnit appends some planes of a unit.
+func (p *Plan) appendUnit(dst []Run, plane, planes, layer, blockIndex, tokens uint32, srcBlocks, dstBlocks []uint32, firstToken uint32) []Run {
 	srcTokens, dstTokens := uint64(p.src.BlockTokens), uint64(p.dst.BlockTokens)
 	start := uint64(blockIndex) * srcTokens
 	t := max(start, uint64(firstToken))
@@ -105,25 +128,29 @@ func (p *Plan) AppendRuns(dst []Run, layer, blockIndex, tokens uint32, srcBlocks
 		if dstBlocks != nil {
 			dstBlock = dstBlocks[dstIndex]
 		}
-		dst = p.appendRange(dst, layer, srcBlock, dstBlock, uint32(t-start), uint32(t-dstIndex*dstTokens), uint32(stop-t))
+		dst = p.appendRange(dst, plane, planes, layer, srcBlock, dstBlock, uint32(t-start), uint32(t-dstIndex*dstTokens), uint32(stop-t))
 		t = stop
 	}
 	return dst
 }
 
-// appendRange appends the runs of n tokens that lie in one block at both ends.
-func (p *Plan) appendRange(runs []Run, layer, srcBlock, dstBlock, srcToken, dstToken, n uint32) []Run {
-	src := p.src.offset(layer, srcBlock, 0, srcToken) + uint64(p.headFirst-p.src.HeadFirst)*p.src.HeadStride
-	dst := p.dst.offset(layer, dstBlock, 0, dstToken) + uint64(p.headFirst-p.dst.HeadFirst)*p.dst.HeadStride
+// appendRange appends the runs of some planes of n tokens that lie in one block at both ends.
+func (p *Plan) appendRange(runs []Run, plane, planes, layer, srcBlock, dstBlock, srcToken, dstToken, n uint32) []Run {
+	dstPlane := plane
 	if p.src.PlanesReversed != p.dst.PlanesReversed {
-		dst += uint64(p.dst.Planes-1) * p.dst.PlaneStride
+		dstPlane = p.dst.Planes - 1 - plane
 	}
+	src := p.src.offset(layer, srcBlock, plane, srcToken) + uint64(p.headFirst-p.src.HeadFirst)*p.src.HeadStride
+	dst := p.dst.offset(layer, dstBlock, dstPlane, dstToken) + uint64(p.headFirst-p.dst.HeadFirst)*p.dst.HeadStride
 	// Fold inner loops that are contiguous at both ends into the length of a run.
 	var loops [3]planDim
 	depth := 0
 	for _, d := range p.dims {
-		if d.kind == dimToken {
+		switch d.kind {
+		case dimToken:
 			d.count = n
+		case dimPlane:
+			d.count = planes
 		}
 		if d.count > 1 {
 			loops[depth] = d

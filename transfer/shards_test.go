@@ -286,15 +286,15 @@ func TestDescriptorCounts(t *testing.T) {
 		bt, tp, dbt, dtp uint32
 		want             [3][2]int // a family: scattered, neighbours
 	}{
-		{"16 -> 16", 16, 1, 16, 1, [3][2]int{{4, 1}, {8, 8}, {8, 8}}},
-		{"16 -> 64", 16, 1, 64, 1, [3][2]int{{8, 8}, {8, 8}, {64, 64}}},
-		{"64 -> 16", 64, 1, 16, 1, [3][2]int{{8, 8}, {8, 8}, {64, 64}}},
+		{"16 -> 16", 16, 1, 16, 1, [3][2]int{{4, 1}, {8, 2}, {8, 2}}},
+		{"16 -> 64", 16, 1, 64, 1, [3][2]int{{8, 8}, {8, 2}, {64, 64}}},
+		{"64 -> 16", 64, 1, 16, 1, [3][2]int{{8, 8}, {8, 2}, {64, 64}}},
 		{"TP 1 -> 2", 16, 1, 16, 2, [3][2]int{{256, 256}, {256, 256}, {16, 16}}},
 		{"TP 2 -> 1", 16, 2, 16, 1, [3][2]int{{256, 256}, {256, 256}, {16, 16}}},
 		{"TP 1 -> 4", 16, 1, 16, 4, [3][2]int{{512, 512}, {512, 512}, {32, 32}}},
 		{"TP 4 -> 1", 16, 4, 16, 1, [3][2]int{{512, 512}, {512, 512}, {32, 32}}},
 		{"TP 2 -> 4", 16, 2, 16, 4, [3][2]int{{512, 512}, {512, 512}, {32, 32}}},
-		{"TP 2 -> 2", 16, 2, 16, 2, [3][2]int{{8, 2}, {16, 16}, {16, 16}}},
+		{"TP 2 -> 2", 16, 2, 16, 2, [3][2]int{{8, 2}, {16, 4}, {16, 4}}},
 		{"16 TP 1 -> 64 TP 2", 16, 1, 64, 2, [3][2]int{{256, 256}, {256, 256}, {64, 64}}},
 	}
 	table := &strings.Builder{}
@@ -336,10 +336,7 @@ func countRuns(t *testing.T, src, dst []Layout, tokens, step uint32) (elements, 
 		t.Fatal(err)
 	}
 	for _, p := range pairs {
-		var rs []Run
-		for b := range blocksOf(tokens, src[0].BlockTokens) {
-			rs = p.Plan.AppendRuns(rs, 0, b, tokens, ids(src[0]), ids(dst[0]), 0)
-		}
+		rs := p.Plan.appendUnits(nil, 0, 0, blocksOf(tokens, src[0].BlockTokens), tokens, ids(src[0]), ids(dst[0]), 0)
 		runs += len(rs)
 		for _, r := range rs {
 			elements += int(r.Len) / int(src[0].HeadBytes)
