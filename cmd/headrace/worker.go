@@ -103,6 +103,7 @@ func (l *workerListing) onReady(i worker.Info) {
 	}
 	e.Model, e.Fingerprint = i.Model, hex.EncodeToString(i.Fingerprint[:])
 	e.BlockTokens, e.Blocks, e.ContextTokens = uint32(i.BlockTokens), uint32(i.Blocks), uint32(i.Context)
+	e.TensorParallel = uint32(i.Ranks)
 	e.PID, e.Host, e.Started = os.Getpid(), hostname(), time.Now()
 	if l.reg != nil {
 		var err error

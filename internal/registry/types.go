@@ -60,13 +60,15 @@ type Worker struct {
 	// Dialect is how a router talks to it, "native" for our own engine.
 	Dialect string `json:"dialect"`
 	// Fingerprint is the model's, in hex: only equals may exchange KV.
-	Fingerprint   string    `json:"fingerprint"`
-	BlockTokens   uint32    `json:"block_tokens"`
-	Blocks        uint32    `json:"blocks"`
-	ContextTokens uint32    `json:"context_tokens"`
-	PID           int       `json:"pid"`
-	Host          string    `json:"host"`
-	Started       time.Time `json:"started"`
+	Fingerprint   string `json:"fingerprint"`
+	BlockTokens   uint32 `json:"block_tokens"`
+	Blocks        uint32 `json:"blocks"`
+	ContextTokens uint32 `json:"context_tokens"`
+	// TensorParallel is how many ranks share the KV heads; 0 is 1.
+	TensorParallel uint32    `json:"tensor_parallel,omitempty"`
+	PID            int       `json:"pid"`
+	Host           string    `json:"host"`
+	Started        time.Time `json:"started"`
 }
 
 // Router is an OpenAI front.

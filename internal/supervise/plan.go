@@ -38,9 +38,10 @@ type Options struct {
 	DataDir   string
 	Etcd      []string // external; empty for the embedded one
 	Transport string
-	Threads   int         // of each worker; 0 shares the machine's cores between them
-	KVMemory  config.Size // of each worker; 0 for the worker's own choice
-	CPUs      int         // the machine's
+	Threads   int              // of each worker; 0 shares the machine's cores between them
+	KVMemory  config.Size      // of each worker; 0 for the worker's own choice
+	Shapes    map[string]Shape // of workers' caches, by role
+	CPUs      int              // the machine's
 	Exe       string
 	ReadyFile string          // written once requests can be served, removed at the end
 	LogStream *os.File        // children's lines go here too, each with its part's name
@@ -48,6 +49,12 @@ type Options struct {
 	Progress  func(string)    // a step of the start
 	Hard      <-chan struct{} // closed when there is no time left for an orderly end
 	Logger    *slog.Logger
+}
+
+// Shape is how the workers of a role lay their KV cache out; 0 leaves it to them.
+type Shape struct {
+	TensorParallel int
+	BlockTokens    int
 }
 
 // Validate finds what cannot be meant.
@@ -65,6 +72,11 @@ func (o *Options) Validate() error {
 		return config.Misused(fmt.Errorf("--transport shm with --nodes %d: shared memory joins workers of one node daemon; use --nodes 1 or --transport tcp", o.Nodes))
 	case o.Threads < 0:
 		return config.Misused(fmt.Errorf("--threads %d: cannot be negative", o.Threads))
+	}
+	for role, s := range o.Shapes {
+		if s.TensorParallel < 0 || s.BlockTokens < 0 {
+			return config.Misused(fmt.Errorf("--%s-tp %d --%s-block-tokens %d: cannot be negative", role, s.TensorParallel, role, s.BlockTokens))
+		}
 	}
 	if _, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return config.Misused(fmt.Errorf("--listen %q: use HOST:PORT, as 127.0.0.1:8000: %w", o.Listen, err))
@@ -109,6 +121,12 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 			"--socket", d.Socket(fmt.Sprintf("node-%d", node)), "--threads", strconv.Itoa(threads)}
 		if o.KVMemory > 0 {
 			args = append(args, "--kv-memory", o.KVMemory.String())
+		}
+		if s := o.Shapes[role]; s.TensorParallel > 0 {
+			args = append(args, "--tensor-parallel", strconv.Itoa(s.TensorParallel))
+		}
+		if s := o.Shapes[role]; s.BlockTokens > 0 {
+			args = append(args, "--block-tokens", strconv.Itoa(s.BlockTokens))
 		}
 		if o.ModelName != "" {
 			args = append(args, "--model-name", o.ModelName)

@@ -174,3 +174,22 @@ func TestPlanSpreadsWorkersOverNodes(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanShapesCaches(t *testing.T) {
+	o := &Options{Prefill: 1, Decode: 1, Nodes: 1, CPUs: 2, Shapes: map[string]Shape{"prefill": {TensorParallel: 2}, "decode": {4, 64}}}
+	lines := map[string]string{}
+	for _, p := range plan(o, &DataDir{path: "/d"}, nil, "", nil) {
+		lines[p.spec.Name] = strings.Join(p.spec.Args, " ")
+	}
+	if l := lines["prefill-0"]; !strings.Contains(l, "--tensor-parallel 2") || strings.Contains(l, "--block-tokens") {
+		t.Errorf("prefill is started as %s", l)
+	}
+	if l := lines["decode-0"]; !strings.Contains(l, "--tensor-parallel 4 --block-tokens 64") {
+		t.Errorf("decode is started as %s", l)
+	}
+	o.Shapes["decode"] = Shape{TensorParallel: -1}
+	o.Listen, o.Transport = "127.0.0.1:0", "auto"
+	if err := o.Validate(); err == nil || !strings.Contains(err.Error(), "--decode-tp -1") {
+		t.Errorf("negative ranks: %v", err)
+	}
+}

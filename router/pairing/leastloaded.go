@@ -60,7 +60,7 @@ func wholeBefore(a, b *Candidate) bool {
 }
 
 // pickPair takes the pair of least summed load among those that fit: one model fingerprint, both with a daemon, not
-// one worker twice. Equal block sizes go first, as their copy plans are the cheapest.
+// one worker twice. Equal block sizes and tensor-parallel degrees go first, as their copy plans are the cheapest.
 func pickPair(d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
 	var best struct {
 		p, d  *Candidate
@@ -83,7 +83,7 @@ func pickPair(d *Decision, left []*Candidate, v *View, turn int) (ok bool, why s
 				continue
 			}
 			pairs++
-			score, same := prefillScore(p)+decodeScore(c), p.BlockTokens == c.BlockTokens
+			score, same := prefillScore(p)+decodeScore(c), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
 			if best.p == nil || same && !best.same || same == best.same && score < best.score {
 				best.p, best.d, best.score, best.same = p, c, score, same
 			}

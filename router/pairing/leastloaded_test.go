@@ -44,6 +44,7 @@ func TestLeastLoaded(t *testing.T) {
 		{name: "prefill without a daemon", workers: []Candidate{with(worker("p", RolePrefill), func(c *Candidate) { c.NodeID = "" }), worker("d", RoleDecode)}, want: "d", reason: "no prefill worker with"},
 		{name: "other fingerprint", workers: []Candidate{worker("p", RolePrefill), with(worker("d", RoleDecode), func(c *Candidate) { c.Fingerprint = "g" })}, want: "d", reason: "no two"},
 		{name: "equal blocks before less load", workers: []Candidate{worker("p", RolePrefill), with(worker("d1", RoleDecode), func(c *Candidate) { c.BlockTokens = 32 }), with(worker("d2", RoleDecode), busy(0, 5))}, want: "p>d2"},
+		{name: "equal ranks before less load", workers: []Candidate{worker("p", RolePrefill), with(worker("d1", RoleDecode), func(c *Candidate) { c.TensorParallel = 2 }), with(worker("d2", RoleDecode), busy(0, 5))}, want: "p>d2"},
 		{name: "other blocks rather than none", workers: []Candidate{worker("p", RolePrefill), with(worker("d", RoleDecode), func(c *Candidate) { c.BlockTokens = 32 })}, want: "p>d"},
 		{name: "cooling is left alone", workers: []Candidate{worker("p", RolePrefill), with(worker("d1", RoleDecode), cooling), with(worker("d2", RoleDecode), busy(0, 5))}, want: "p>d2"},
 		{name: "cooling rather than nothing", workers: []Candidate{with(worker("p", RolePrefill), cooling), with(worker("d", RoleDecode), cooling)}, want: "p>d", reason: "cool down"},

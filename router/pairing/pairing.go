@@ -43,6 +43,8 @@ type Worker struct {
 	BlockTokens   uint32
 	Blocks        uint32
 	ContextTokens uint32
+
+	TensorParallel uint32 // ranks that share the KV heads
 }
 
 // Load is what a worker has to do, as far as this router gave it.
