@@ -35,7 +35,7 @@ func (m *toy) Forward(c *model.Cache, seqs []*model.Seq, onLayer func(int)) erro
 				pos := s.Pos + i
 				k := toyAt(c, l, s.Blocks, pos)
 				c.Shards[0].Mem[k] = float32(t)
-				c.Shards[0].Mem[k+toyDim*toyBlock] = float32(pos*(l+1)%31 + int(t))
+				c.Shards[0].Mem[k+toyDim*c.BlockTokens] = float32(pos*(l+1)%31 + int(t))
 			}
 		}
 		if onLayer != nil {
@@ -52,7 +52,8 @@ func (m *toy) Forward(c *model.Cache, seqs []*model.Seq, onLayer func(int)) erro
 }
 
 func toyAt(c *model.Cache, layer int, blocks []uint32, pos int) int {
-	return ((layer*c.Blocks+int(blocks[pos/toyBlock]))*2*toyBlock + pos%toyBlock) * toyDim
+	bt := c.BlockTokens
+	return ((layer*c.Blocks+int(blocks[pos/bt]))*2*bt + pos%bt) * toyDim
 }
 
 func toyNext(c *model.Cache, blocks []uint32, n int) int {
@@ -61,16 +62,18 @@ func toyNext(c *model.Cache, blocks []uint32, n int) int {
 		for p := range n {
 			k := toyAt(c, l, blocks, p)
 			h = (h ^ uint64(c.Shards[0].Mem[k])) * 1099511628211
-			h = (h ^ uint64(c.Shards[0].Mem[k+toyDim*toyBlock])) * 1099511628211
+			h = (h ^ uint64(c.Shards[0].Mem[k+toyDim*c.BlockTokens])) * 1099511628211
 		}
 	}
 	return int(h>>20) % (toyVocab - 1)
 }
 
-func toyCache(blocks int) *model.Cache {
+func toyCache(blocks int) *model.Cache { return toyCacheOf(blocks, toyBlock) }
+
+func toyCacheOf(blocks, blockTokens int) *model.Cache {
 	return &model.Cache{
-		Shards: []model.Shard{{Mem: make([]float32, toyLayers*blocks*2*toyBlock*toyDim), HeadCount: 1}},
-		Layers: toyLayers, Blocks: blocks, BlockTokens: toyBlock, KVHeads: 1, HeadDim: toyDim,
+		Shards: []model.Shard{{Mem: make([]float32, toyLayers*blocks*2*blockTokens*toyDim), HeadCount: 1}},
+		Layers: toyLayers, Blocks: blocks, BlockTokens: blockTokens, KVHeads: 1, HeadDim: toyDim,
 	}
 }
 

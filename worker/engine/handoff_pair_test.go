@@ -27,8 +27,8 @@ type hub struct {
 type hubLease struct {
 	src, dst []uint32
 	tokens   int
-	first    int
-	landed   map[[2]int]bool
+	first    int             // token
+	landed   map[[2]int]bool // layer and token
 	record   []byte
 	ended    bool
 }
@@ -107,7 +107,7 @@ func (x *hubEnd) Bind(_ context.Context, r transfer.BindReq) (transfer.LeaseID, 
 	if l == nil || l.ended {
 		return 0, transfer.ErrLeaseEnded
 	}
-	l.dst, l.first = r.Blocks, int(r.FirstToken)/toyBlock
+	l.dst, l.first = r.Blocks, int(r.FirstToken)
 	x.h.p.onEvent(transfer.Event{Kind: transfer.EventBound, Nonce: tk.Nonce, FirstToken: r.FirstToken, Lease: 1})
 	return 1, nil
 }
@@ -134,18 +134,24 @@ func (x *hubEnd) Push(_ context.Context, _ transfer.LeaseID, units []transfer.Un
 	defer x.h.mu.Unlock()
 	for _, l := range x.h.byID() {
 		for _, u := range units {
-			for b := int(u.First); b < int(u.First+u.Count); b++ {
-				n := 2 * toyBlock * toyDim
-				s := toyAt(x.cache, int(u.Layer), l.src, b*toyBlock)
-				d := toyAt(x.h.d.cache, int(u.Layer), l.dst, b*toyBlock)
-				copy(x.h.d.cache.Shards[0].Mem[d:d+n], x.cache.Shards[0].Mem[s:s+n])
-				l.landed[[2]int{int(u.Layer), b}] = true
-				x.h.copied++
-			}
+			x.h.copyUnit(l, u)
 		}
 		x.h.trySettle(l)
 	}
 	return nil
+}
+
+// copyUnit copies the wanted tokens of some blocks, whatever the block sizes of the two ends.
+func (h *hub) copyUnit(l *hubLease, u transfer.Unit) {
+	p, d := h.p.cache, h.d.cache
+	for tok := max(int(u.First)*p.BlockTokens, l.first); tok < min(int(u.First+u.Count)*p.BlockTokens, l.tokens); tok++ {
+		from, to := toyAt(p, int(u.Layer), l.src, tok), toyAt(d, int(u.Layer), l.dst, tok)
+		for plane := range 2 {
+			copy(d.Shards[0].Mem[to+plane*toyDim*d.BlockTokens:][:toyDim], p.Shards[0].Mem[from+plane*toyDim*p.BlockTokens:][:toyDim])
+		}
+		l.landed[[2]int{int(u.Layer), tok}] = true
+		h.copied++
+	}
 }
 
 func (x *hubEnd) Handoff(_ context.Context, _ transfer.LeaseID, record []byte) error {
@@ -162,8 +168,7 @@ func (x *hubEnd) Handoff(_ context.Context, _ transfer.LeaseID, record []byte) e
 }
 
 func (h *hub) trySettle(l *hubLease) {
-	blocks := (l.tokens + toyBlock - 1) / toyBlock
-	if l.record == nil || len(l.landed) != toyLayers*(blocks-l.first) {
+	if l.record == nil || len(l.landed) != toyLayers*(l.tokens-l.first) {
 		return
 	}
 	l.ended = true
@@ -207,10 +212,11 @@ type pair struct {
 	p, d *Engine
 }
 
-func newPair(t *testing.T, blocks int, change func(*Config)) *pair {
+func newPair(t *testing.T, blocks int, change ...func(*Config)) *pair {
 	t.Helper()
+	change = append(change, nil, nil) // of P and of D
 	x := &pair{h: &hub{leases: map[nonce]*hubLease{}}}
-	x.p, x.d = newEngine(t, blocks, change), newEngine(t, blocks, nil)
+	x.p, x.d = newEngine(t, blocks, change[0]), newEngine(t, blocks, change[1])
 	x.h.p = &hubEnd{h: x.h, prefill: true, cache: x.p.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{}), closed: make(chan struct{})}
 	x.h.d = &hubEnd{h: x.h, cache: x.d.cfg.Cache, done: make(chan struct{}), gone: make(chan struct{}), closed: make(chan struct{})}
 	for e, end := range map[*Engine]*hubEnd{x.p: x.h.p, x.d: x.h.d} {
@@ -272,6 +278,39 @@ func TestDisaggregatedEqualsWhole(t *testing.T) {
 	x.idle(t)
 	if st := x.d.Snapshot(); st.Counters.ExternalHits == 0 || st.Counters.PrefixHits == 0 {
 		t.Fatalf("nothing came over the transfer, or nothing was found in D's cache: %+v", st)
+	}
+}
+
+// Each side counts in blocks of its own: P pushes whole ones of its size, D knows prefixes in its own.
+func TestDisaggregatedWithOtherBlockSizes(t *testing.T) {
+	for _, bt := range [][2]int{{16, 4}, {4, 16}, {3, 8}, {32, 1}, {5, 7}} {
+		x := newPair(t, 200, func(c *Config) { c.Cache = toyCacheOf(800/bt[0], bt[0]) }, func(c *Config) { c.Cache = toyCacheOf(800/bt[1], bt[1]) })
+		known := prompt(77, 90)
+		whole, _ := collect(t, submit(t, x.d, &api.Request{Prompt: known, MaxTokens: 2}))
+		if !slices.Equal(whole, want(known, 2)) {
+			t.Fatalf("blocks of %v: whole at D: %v", bt, whole)
+		}
+		for i, n := range []int{1, 3, 4, 5, 16, 17, 50, 90, 91, 120, 91, 200} {
+			p := prompt(uint64(n), n)
+			if i%2 == 1 { // D knows some of it
+				p = append(slices.Clone(known[:min(n-1, 85)]), prompt(uint64(i), n-min(n-1, 85))...)
+			}
+			tk := x.ticket()
+			dch := submit(t, x.d, x.request(p, 6, api.RoleDecode, tk, nil))
+			pch := submit(t, x.p, x.request(p, 6, api.RolePrefill, tk, nil))
+			one, last := collect(t, pch)
+			if last.Kind != api.EventSettled {
+				t.Fatalf("blocks of %v, prompt of %d: prefill ended with %+v", bt, n, last)
+			}
+			rest, _ := collect(t, dch)
+			if got, all := slices.Concat(one, rest), want(p, 6); !slices.Equal(got, all) {
+				t.Fatalf("blocks of %v, prompt of %d: got %v, want %v", bt, n, got, all)
+			}
+		}
+		x.idle(t)
+		if st := x.d.Snapshot(); st.Counters.PrefixHits == 0 || st.Counters.ExternalHits == 0 {
+			t.Fatalf("blocks of %v: nothing came over the transfer, or nothing was found in D's cache: %+v", bt, st.Counters)
+		}
 	}
 }
 
