@@ -134,10 +134,11 @@ func (c *Chooser) Took(ch Choice, d time.Duration, bytes uint64) {
 	if s.cost[other] < modeSwitch*s.cost[was] {
 		s.preferred = other
 	}
-	if (!s.decided || s.preferred != was) && c.changed != nil {
+	news := !s.decided || s.preferred != was
+	s.decided = true
+	if news && c.changed != nil {
 		c.changed(c.status(class))
 	}
-	s.decided = true
 }
 
 // MethodStatus is what a channel does with runs of a size in one direction, and why.
