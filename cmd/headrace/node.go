@@ -11,6 +11,7 @@ import (
 	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/registry"
 	"github.com/headrace/headrace/internal/supervise"
+	"github.com/headrace/headrace/internal/version"
 	"github.com/headrace/headrace/transfer/node"
 )
 
@@ -37,6 +38,8 @@ func (a *app) node() *cobra.Command {
 	fs.StringVar(&cfg.Method, "method", "auto", "how scattered bytes get to the network: direct, staged through a buffer, or auto, as measured for each size")
 	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
 	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")
+	fs.BoolVar(&cfg.Takeover, "takeover", false, "take the place of the daemon that serves --socket, whose workers come over and go on")
+	fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", time.Minute, "how long transfers may go on here once another daemon took over")
 	addTransport(fs, &cfg.Transport)
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -56,31 +59,55 @@ func (a *app) node() *cobra.Command {
 		for _, u := range uids {
 			cfg.AllowUIDs = append(cfg.AllowUIDs, uint32(u))
 		}
-		ctx, stop := signalled(cmd, p.parentFD)
+		cfg.Build = version.Get().Version
+		ctx, stop := signalled(cmd, p.parentFD, terminal())
 		defer stop()
+		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
-			cfg.OnReady = func(r node.Ready) { a.nodeReady(reg, &p, &cfg, r) }
+			var kept *registry.Announcement
+			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
+			cfg.OnHandedOver = func() {
+				if kept != nil { // the successor's entry stays: it has another lease
+					_ = kept.Close()
+				}
+			}
 			return node.Run(ctx, cfg)
 		})
 	}
 	return cmd
 }
 
-func (a *app) nodeReady(reg *registry.Registry, p *partFlags, cfg *node.Config, r node.Ready) {
+// listedWait bounds how long a successor's predecessor waits for it to be in the registry: etcd may be away.
+const listedWait = 2 * time.Second
+
+func (a *app) nodeReady(ctx context.Context, reg *registry.Registry, p *partFlags, cfg *node.Config, r node.Ready) (kept *registry.Announcement) {
 	if reg != nil {
 		transports := []string{cfg.Transport}
 		if cfg.Transport == "auto" {
 			transports = []string{"shm", "tcp"}
 		}
-		_, err := reg.Keep(registry.KindNode, r.NodeID, registry.Node{
+		var err error
+		kept, err = reg.Keep(registry.KindNode, r.NodeID, registry.Node{
 			ID: r.NodeID, Epoch: r.Epoch, PID: r.PID, Host: hostname(), DataAddr: r.DataAddr, Socket: r.Socket, Admin: r.Admin,
 			Transports: transports, Started: time.Now(),
 		})
 		if err != nil {
 			cfg.Logger.Error("node is not listed", "err", err)
+		} else if cfg.Takeover {
+			timer := time.NewTimer(listedWait)
+			defer timer.Stop()
+			select {
+			case <-kept.Listed():
+			case <-timer.C:
+			case <-ctx.Done():
+			}
 		}
 	}
 	if err := supervise.WriteReady(p.ready, os.Getpid(), r.Admin); err != nil {
 		cfg.Logger.Error("no ready file", "err", err)
 	}
+	if err := supervise.NotifySystemd(os.Getpid()); err != nil {
+		cfg.Logger.Warn("systemd does not know that this is the main process", "err", err)
+	}
+	return kept
 }

@@ -116,8 +116,8 @@ func hostname() string {
 }
 
 // signalled returns a context that ends at the first signal; the second one ends the process.
-func signalled(cmd *cobra.Command, parentFD int) (context.Context, func()) {
-	ctx, again, stop := supervise.Signals(supervise.WatchParent(cmd.Context(), parentFD))
+func signalled(cmd *cobra.Command, parentFD int, hangup bool) (context.Context, func()) {
+	ctx, again, stop := supervise.Signals(supervise.WatchParent(cmd.Context(), parentFD), hangup)
 	if parentFD > 0 {
 		// A dying supervisor's threads each send the parent-death signal. In a hurry it kills for good.
 		return ctx, stop

@@ -59,7 +59,7 @@ func (a *app) router() *cobra.Command {
 		}
 		cfg.MaxBodyBytes = int(maxBody)
 		cfg.Version = version.Get().Version
-		ctx, stop := signalled(cmd, p.parentFD)
+		ctx, stop := signalled(cmd, p.parentFD, true)
 		defer stop()
 		front, err := listenTCP(p.listen)
 		if err != nil {

@@ -73,10 +73,13 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 	if o.Exe, err = os.Executable(); err != nil {
 		return fmt.Errorf("find this binary: %w", err)
 	}
-	ctx, hard, stop := supervise.Signals(cmd.Context())
+	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	ctx, hard, stop := supervise.Signals(cmd.Context(), terminal)
 	defer stop()
 	o.Hard = hard
-	terminal := term.IsTerminal(int(os.Stderr.Fd()))
+	requests, ignore := supervise.UpgradeRequests(terminal)
+	defer ignore()
+	o.Upgrade = requests
 	if o.Model == "" {
 		o.Model, err = modelfetch.Default.Ensure(ctx, modelfetch.Options{Progress: a.err, Terminal: terminal})
 		if err != nil {

@@ -58,7 +58,7 @@ func (a *app) worker() *cobra.Command {
 		if cfg.Role != "prefill" && cfg.Role != "decode" && cfg.Role != "both" {
 			return config.Misused(fmt.Errorf("--role %q: use prefill, decode or both", cfg.Role))
 		}
-		ctx, stop := signalled(cmd, p.parentFD)
+		ctx, stop := signalled(cmd, p.parentFD, true)
 		defer stop()
 		if cfg.ModelPath == "" {
 			if cfg.ModelPath, err = modelfetch.Default.Ensure(ctx, modelfetch.Options{Progress: a.err}); err != nil {

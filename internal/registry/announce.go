@@ -108,6 +108,9 @@ func encodeValue(kind Kind, id string, value any) ([]byte, error) {
 	return data, nil
 }
 
+// Listed is closed when etcd has held the entry, or never will.
+func (a *Announcement) Listed() <-chan struct{} { return a.put }
+
 // Update replaces the entry's value, soon and without waiting for etcd. Of values that follow fast only the last may be seen.
 func (a *Announcement) Update(value any) error {
 	kind, id, err := splitKey(a.key)

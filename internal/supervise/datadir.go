@@ -135,8 +135,9 @@ type State struct {
 	Model    string            `json:"model"`    // as clients call it
 	Etcd     string            `json:"etcd"`     // endpoints, with commas between them
 	DataDir  string            `json:"data_dir"`
-	PIDs     map[string]int    `json:"pids"`  // by name, "up" is the supervisor
-	Nodes    map[string]string `json:"nodes"` // http://host:port of each node daemon's own pages, by name
+	PIDs     map[string]int    `json:"pids"`    // by name, "up" is the supervisor
+	Upgrade  Upgrade           `json:"upgrade"` // the last one, or the one under way
+	Nodes    map[string]string `json:"nodes"`   // http://host:port of each node daemon's own pages, by name
 }
 
 // ReadState reads the state file in a data folder; fs.ErrNotExist when nothing runs there.

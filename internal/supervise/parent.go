@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -36,10 +37,48 @@ func WatchParent(ctx context.Context, fd int) context.Context {
 	return ctx
 }
 
-// Signals returns a context that ends at the first SIGINT, SIGTERM or SIGHUP, and a channel closed at the second.
-func Signals(ctx context.Context) (first context.Context, second <-chan struct{}, stop func()) {
+// UpgradeSignal asks a node daemon, or a supervisor, to be replaced by the program that is at its path now. SIGHUP does the
+// same where it does not mean that the terminal is gone.
+const UpgradeSignal = syscall.SIGUSR2
+
+// UpgradeRequests receives a value for each request to upgrade, from now on; some are lost when they come faster than
+// they are taken.
+func UpgradeRequests(terminal bool) (requests <-chan struct{}, stop func()) {
+	c := make(chan os.Signal, 1)
+	signals := []os.Signal{UpgradeSignal}
+	if !terminal {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	signal.Notify(c, signals...)
+	out, quit := make(chan struct{}), make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-c:
+			case <-quit:
+				return
+			}
+			select {
+			case out <- struct{}{}:
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return out, sync.OnceFunc(func() {
+		signal.Stop(c)
+		close(quit)
+	})
+}
+
+// Signals returns a context that ends at the first SIGINT or SIGTERM, and a channel closed at the second. SIGHUP counts
+// as one of them if hangup says so.
+func Signals(ctx context.Context, hangup bool) (first context.Context, second <-chan struct{}, stop func()) {
 	c := make(chan os.Signal, 2)
-	signal.Notify(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	if hangup {
+		signal.Notify(c, syscall.SIGHUP)
+	}
 	first, cancel := context.WithCancel(ctx)
 	again, quit := make(chan struct{}), make(chan struct{})
 	go func() {

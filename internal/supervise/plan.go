@@ -47,6 +47,7 @@ type Options struct {
 	LogStream *os.File        // children's lines go here too, each with its part's name
 	Ready     func(*State)    // called once requests can be served
 	Progress  func(string)    // a step of the start
+	Upgrade   <-chan struct{} // each receive replaces the node daemons by what is at Exe now
 	Hard      <-chan struct{} // closed when there is no time left for an orderly end
 	Logger    *slog.Logger
 }

@@ -76,8 +76,21 @@ type child struct {
 	once sync.Once
 	done chan struct{} // closed when it will run no more
 
-	mu  sync.Mutex // guards cmd
-	cmd *exec.Cmd  // nil between lives
+	mu    sync.Mutex         // guards what follows
+	now   *life              // nil between lives
+	lives map[*life]struct{} // now, one that is to replace it, and those that were replaced and have not ended
+	news  chan struct{}      // capacity 1: now was replaced
+	// changing is open while a replacement is under way, else nil: the end of now may then be what is wanted.
+	changing chan struct{}
+}
+
+// life is one process of a child.
+type life struct {
+	cmd     *exec.Cmd
+	began   time.Time
+	drained chan struct{} // closed when its output has been read to the end
+	ended   chan struct{} // closed when it has ended, with err
+	err     error
 }
 
 // GroupConfig says how children are run.
@@ -109,12 +122,12 @@ func NewGroup(cfg GroupConfig) (*Group, error) {
 
 // Start runs a child and keeps it running until Stop.
 func (g *Group) Start(spec Spec) error {
-	c := &child{g: g, spec: spec, stop: make(chan struct{}), done: make(chan struct{})}
+	c := &child{g: g, spec: spec, stop: make(chan struct{}), done: make(chan struct{}), lives: map[*life]struct{}{}, news: make(chan struct{}, 1)}
 	var err error
 	if c.sink, err = openLog(g.logDir, spec.Name, g.stream); err != nil {
 		return err
 	}
-	drained, err := c.launch()
+	l, err := c.launch(spec.Args)
 	if err != nil {
 		c.sink.close()
 		return fmt.Errorf("start %s: %w", spec.Name, err)
@@ -122,7 +135,8 @@ func (g *Group) Start(spec Spec) error {
 	g.mu.Lock()
 	g.children[spec.Name] = c
 	g.mu.Unlock()
-	go c.keep(drained)
+	c.setNow(l)
+	go c.keep(l)
 	return nil
 }
 
@@ -163,13 +177,13 @@ func (g *Group) Close() {
 	g.life.close()
 }
 
-// launch starts one life; drained closes when its output has been read to the end.
-func (c *child) launch() (drained chan struct{}, err error) {
+// launch starts one life.
+func (c *child) launch(args []string) (*life, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make output pipe: %w", err)
 	}
-	cmd := exec.Command(c.g.exe, c.spec.Args...)
+	cmd := exec.Command(c.g.exe, args...)
 	cmd.Stdout, cmd.Stderr = w, w
 	cmd.ExtraFiles = append([]*os.File{c.g.life.read}, c.spec.Files...)
 	err = c.g.spawn.start(cmd)
@@ -177,63 +191,116 @@ func (c *child) launch() (drained chan struct{}, err error) {
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	drained = make(chan struct{})
+	l := &life{cmd: cmd, began: time.Now(), drained: make(chan struct{}), ended: make(chan struct{})}
 	go func() {
-		defer close(drained)
+		defer close(l.drained)
 		defer r.Close()
 		c.sink.drain(r)
 	}()
-	c.setCmd(cmd)
-	return drained, nil
+	c.mu.Lock()
+	c.lives[l] = struct{}{}
+	c.mu.Unlock()
+	go func() {
+		l.err = cmd.Wait()
+		c.mu.Lock()
+		delete(c.lives, l)
+		c.mu.Unlock()
+		close(l.ended)
+	}()
+	return l, nil
 }
 
-func (c *child) setCmd(cmd *exec.Cmd) {
+// setNow makes a life, or none, the child's present one.
+func (c *child) setNow(l *life) {
 	c.mu.Lock()
-	c.cmd = cmd
+	c.now = l
 	c.mu.Unlock()
 	c.g.mu.Lock()
 	defer c.g.mu.Unlock()
-	if cmd == nil {
+	if l == nil {
 		delete(c.g.pids, c.spec.Name)
 	} else {
-		c.g.pids[c.spec.Name] = cmd.Process.Pid
+		c.g.pids[c.spec.Name] = l.cmd.Process.Pid
 	}
 }
 
-// keep waits for each life's end and starts the next.
-func (c *child) keep(drained chan struct{}) {
+// keep waits for each life's end and starts the next. A life that was replaced is not its business any more.
+func (c *child) keep(l *life) {
 	defer close(c.done)
 	defer c.sink.close()
 	delay := time.Duration(0)
 	for {
-		started := time.Now()
-		err := c.cmd.Wait()
-		pid := c.cmd.Process.Pid
-		c.setCmd(nil)
-		waitAtMost(drained, time.Second)
+		select {
+		case <-l.ended:
+		case <-c.news:
+		}
+		c.mu.Lock()
+		now, changing := c.now, c.changing
+		c.mu.Unlock()
+		if now != l {
+			l, delay = now, 0
+			continue
+		}
+		if changing != nil {
+			<-changing
+			continue
+		}
+		c.setNow(nil)
+		waitAtMost(l.drained, time.Second)
 		if c.stopping() {
+			c.awaitAll()
 			return
 		}
-		if time.Since(started) >= healthyAfter {
+		if time.Since(l.began) >= healthyAfter {
 			delay = 0
 		}
-		if !c.report(pid, err, delay) || !c.pause(delay) {
+		if !c.report(l.cmd.Process.Pid, l.err, delay) || !c.pause(delay) {
+			c.awaitAll()
 			return
 		}
 		delay = min(max(2*delay, backoffMin), backoffMax)
-		for {
-			if drained, err = c.launch(); err == nil {
-				break
-			}
-			c.g.log.Error("restart "+c.spec.Name, "err", err)
-			if !c.pause(backoffMax) {
-				return
-			}
+		if l = c.relaunch(); l == nil {
+			c.awaitAll()
+			return
 		}
-		c.g.log.Info("restarted "+c.spec.Name, "pid", c.cmd.Process.Pid)
-		if c.stopping() { // end may have looked for a process just before there was one
-			c.signal(syscall.SIGKILL)
+	}
+}
+
+// relaunch starts the next life, as often as it takes; nil when the child is to end.
+func (c *child) relaunch() *life {
+	for {
+		l, err := c.launch(c.spec.Args)
+		if err == nil {
+			c.setNow(l)
+			c.g.log.Info("restarted "+c.spec.Name, "pid", l.cmd.Process.Pid)
+			if c.stopping() { // end may have looked for a process just before there was one
+				c.signal(syscall.SIGKILL)
+			}
+			return l
 		}
+		c.g.log.Error("restart "+c.spec.Name, "err", err)
+		if !c.pause(backoffMax) {
+			return nil
+		}
+	}
+}
+
+// awaitAll waits for every process of the child: end has signalled them.
+func (c *child) awaitAll() {
+	for {
+		c.mu.Lock()
+		var left *life
+		for l := range c.lives {
+			left = l
+		}
+		c.mu.Unlock()
+		if left == nil {
+			return
+		}
+		if !c.stopping() { // it is not to run again, and nothing of it is to stay
+			_ = syscall.Kill(-left.cmd.Process.Pid, syscall.SIGKILL)
+		}
+		<-left.ended
 	}
 }
 
@@ -294,13 +361,15 @@ func (c *child) end(hard <-chan struct{}) {
 	<-c.done
 }
 
-// signal goes to the child's whole process group, and to nobody when the child is gone.
+// signal goes to the whole process group of each of the child's lives, and to nobody when it is gone.
 func (c *child) signal(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// While cmd is set Wait has not returned to us, but it may have reaped: ask through the handle, which knows.
-	if c.cmd != nil && c.cmd.Process.Signal(syscall.Signal(0)) == nil {
-		_ = syscall.Kill(-c.cmd.Process.Pid, sig)
+	for l := range c.lives {
+		// While it is listed Wait has not returned to us, but it may have reaped: ask through the handle, which knows.
+		if l.cmd.Process.Signal(syscall.Signal(0)) == nil {
+			_ = syscall.Kill(-l.cmd.Process.Pid, sig)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,6 +36,7 @@ type upper struct {
 	table    *registry.Table
 	group    *Group
 	parts    []part
+	upgrade  upgradeState
 	exits    chan Exit // of children that ended unasked, while starting
 	ready    atomic.Bool
 	closers  []func() error
@@ -45,7 +47,7 @@ func Up(ctx context.Context, o *Options) (err error) {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	u := &upper{o: o, exits: make(chan Exit, partsMax)}
+	u := &upper{o: o, exits: make(chan Exit, partsMax), upgrade: upgradeState{changed: make(chan struct{}, 1)}}
 	defer func() {
 		for i := len(u.closers) - 1; i >= 0; i-- {
 			err = errors.Join(err, u.closers[i]())
@@ -225,6 +227,8 @@ func (u *upper) run(ctx context.Context) error {
 	if u.o.Ready != nil {
 		u.o.Ready(state)
 	}
+	var upgrades sync.WaitGroup
+	defer upgrades.Wait()
 	last := fmt.Sprint(*state)
 	for {
 		changed := u.table.Changed()
@@ -237,6 +241,9 @@ func (u *upper) run(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-u.exits:
+		case <-u.o.Upgrade:
+			upgrades.Go(func() { u.rollNodes(ctx) })
+		case <-u.upgrade.changed:
 		case <-ctx.Done():
 			u.progress("stopping; Ctrl-C once more stops at once")
 			return nil
@@ -261,6 +268,7 @@ func (u *upper) state() *State {
 		Etcd: strings.Join(u.o.Etcd, ","), DataDir: u.dir.path, PIDs: u.group.PIDs(), Nodes: map[string]string{},
 	}
 	s.PIDs["up"] = os.Getpid()
+	s.Upgrade = u.upgrade.get()
 	view := u.table.Snapshot()
 	for _, p := range u.parts {
 		switch p.kind {

@@ -111,7 +111,8 @@ type answer struct {
 	Wrong  []string  // what no client should be given
 	Broken error     // the connection ended before the answer did
 
-	First, Last time.Time // when the first and the last byte came
+	First, Last time.Time     // when the first and the last byte came
+	Gap         time.Duration // the longest time between two of them, or before the first
 }
 
 type choice struct {
@@ -146,6 +147,7 @@ type stream struct {
 	req    request
 	cancel context.CancelFunc
 	done   chan struct{}
+	sent   time.Time
 
 	mu      sync.Mutex
 	a       answer
@@ -162,7 +164,7 @@ func post(base string, r request) *stream {
 
 func postWith(base string, r request, header http.Header) *stream {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	s := &stream{req: r, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
+	s := &stream{req: r, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{}), sent: time.Now()}
 	go func() {
 		defer close(s.done)
 		defer cancel()
@@ -247,8 +249,9 @@ func (s *stream) update(f func(a *answer)) {
 	f(&s.a)
 	now := time.Now()
 	if s.a.First.IsZero() {
-		s.a.First = now
+		s.a.First, s.a.Last = now, s.sent
 	}
+	s.a.Gap = max(s.a.Gap, now.Sub(s.a.Last))
 	s.a.Last = now
 	close(s.changed)
 	s.changed = make(chan struct{})
