@@ -91,12 +91,12 @@ func (c *child) awaitReady(ctx context.Context, l *life, ready func(ctx context.
 	case err = <-answer:
 	case <-l.ended:
 		cancel()
-		<-answer
+		_ = <-answer
 		waitAtMost(l.drained, time.Second)
 		err = errors.New(Exit{Err: l.err, LastLine: c.sink.lastLine()}.Reason())
 	case <-c.stop:
 		cancel()
-		<-answer
+		_ = <-answer
 		err = errors.New("it is being stopped")
 	}
 	if err != nil {
