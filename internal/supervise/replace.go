@@ -84,20 +84,25 @@ func (g *Group) Replace(ctx context.Context, name string, extra []string, ready 
 func (c *child) awaitReady(ctx context.Context, l *life, ready func(ctx context.Context, pid int) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	answer := make(chan error, 1)
-	go func() { answer <- ready(ctx, l.cmd.Process.Pid) }()
 	var err error
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		err = ready(ctx, l.cmd.Process.Pid)
+	}()
+	why := ""
 	select {
-	case err = <-answer:
+	case <-answered:
 	case <-l.ended:
-		cancel()
-		_ = <-answer
 		waitAtMost(l.drained, time.Second)
-		err = errors.New(Exit{Err: l.err, LastLine: c.sink.lastLine()}.Reason())
+		why = Exit{Err: l.err, LastLine: c.sink.lastLine()}.Reason()
 	case <-c.stop:
-		cancel()
-		_ = <-answer
-		err = errors.New("it is being stopped")
+		why = "it is being stopped"
+	}
+	cancel()
+	<-answered
+	if why != "" {
+		err = errors.New(why)
 	}
 	if err != nil {
 		_ = l.cmd.Process.Kill()
