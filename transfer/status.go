@@ -52,6 +52,19 @@ type ClientStatus struct {
 	EngineID string         `json:"engine_id"`
 	Leases   int            `json:"leases"`
 	Regions  []RegionStatus `json:"regions"`
+	// Submission is filled in by the node daemon: how the engine's work came in.
+	Submission SubmissionStatus `json:"submission"`
+}
+
+// SubmissionStatus counts how an engine's pushes reached its daemon, and what told the two of work.
+type SubmissionStatus struct {
+	RingPushes          uint64 `json:"ring_pushes"`
+	MessagePushes       uint64 `json:"message_pushes"`
+	RefusedPushes       uint64 `json:"refused_ring_pushes"`
+	OverflowCompletions uint64 `json:"overflow_completions"` // went as messages because the ring was full
+	Doorbells           uint64 `json:"doorbells"`            // rung at the engine
+	Wakeups             uint64 `json:"wakeups"`              // of the daemon, by its doorbell
+	Spins               uint64 `json:"spins"`                // work that was found without a doorbell
 }
 
 // RegionStatus is one lent region.

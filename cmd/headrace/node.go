@@ -31,6 +31,7 @@ func (a *app) node() *cobra.Command {
 	fs := cmd.Flags()
 	p.add(fs, "node", "127.0.0.1:0")
 	fs.StringVar(&cfg.Socket, "socket", "", "`path` of the unix socket for workers (default DATA-DIR/node.sock)")
+	fs.DurationVar(&cfg.Spin, "spin", 0, "how `long` to look for an engine's next push, where they come that often, before sleeping; negative: never (default 100us)")
 	fs.StringVar(&cfg.Advertise, "advertise", "", "`HOST:PORT` that other nodes connect to, when --listen is not it")
 	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
 	fs.IntVar(&cfg.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")

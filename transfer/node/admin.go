@@ -60,7 +60,7 @@ type Status struct {
 }
 
 func (s *server) status() Status {
-	return Status{Status: s.eng.Status(), PID: os.Getpid(), Build: s.cfg.Build, Predecessor: s.before.Load()}
+	return Status{Status: s.snapshot(), PID: os.Getpid(), Build: s.cfg.Build, Predecessor: s.before.Load()}
 }
 
 func (a *admin) close() error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/node/ring"
 )
 
 // Config configures a daemon. NodeID, Socket and ClusterKey are needed; the rest has useful zero values.
@@ -37,6 +38,10 @@ type Config struct {
 	DrainTimeout time.Duration
 	OnHandedOver func() // called once, when a successor has this daemon's place
 	Build        string // what logs and status call this version of the program
+
+	// Spin is how long a daemon goes on looking at an engine's ring, where work comes that often, before it sleeps:
+	// 100 us. Negative: never.
+	Spin time.Duration
 
 	MaxInflight   int           // requests of one engine being worked on, 1024
 	EventFrames   int           // frames waiting for one engine, 8192
@@ -96,6 +101,7 @@ func (c Config) withDefaults() (Config, error) {
 	orInt(&c.MaxInflight, 1024)
 	orInt(&c.EventFrames, 8192)
 	orInt(&c.EventBytes, 32<<20)
+	orTime(&c.Spin, ring.SpinDefault)
 	orTime(&c.HelloTimeout, 2*time.Second)
 	orTime(&c.AttachTimeout, 5*time.Second)
 	orTime(&c.FlushTimeout, 500*time.Millisecond)

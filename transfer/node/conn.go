@@ -29,6 +29,9 @@ type conn struct {
 	slots   chan struct{} // requests that wait for a fence
 	waiting sync.WaitGroup
 	heard   atomic.Bool // a frame came since the last look
+	ring    atomic.Pointer[engineRing]
+	events  atomic.Uint32 // sent
+	subs    submissions
 	once    sync.Once
 	why     atomic.Pointer[wire.Error] // why the daemon ended the connection
 	gone    chan struct{}              // closed when the engine is fenced and its id is free
@@ -111,8 +114,8 @@ func parseHello(f *wire.Frame) (wire.Hello, *wire.Error) {
 	if f.Type != wire.TypeHello {
 		return wire.Hello{}, wire.Errorf(wire.CodeState, "first message is %s, want HELLO", f.Type)
 	}
-	if f.FD >= 0 || f.FDFault != "" {
-		return wire.Hello{}, wire.Errorf(wire.CodeDescriptor, "descriptors came with HELLO: only REGISTER_REGION carries one")
+	if f.FD >= 0 || len(f.FDs) > 0 || f.FDFault != "" {
+		return wire.Hello{}, wire.Errorf(wire.CodeDescriptor, "descriptors came with HELLO, which carries none")
 	}
 	if v, ok := wire.HelloVersions(f.Payload); ok && (v.Min > wire.VersionMax || v.Max < wire.VersionMin || v.Min > v.Max) {
 		return wire.Hello{}, wire.Errorf(wire.CodeVersion, "this daemon speaks protocol versions %d to %d, the engine %d to %d: upgrade the older of the two",
@@ -147,6 +150,9 @@ func (c *conn) close(readErr error) {
 	start := time.Now()
 	err := c.client.Close()
 	c.waiting.Wait()
+	if r := c.ring.Load(); r != nil {
+		r.close()
+	}
 	c.s.remove(c)
 	close(c.gone)
 	switch why := c.why.Load(); {
@@ -223,11 +229,15 @@ func (c *conn) send(request uint64, m wire.Message) {
 
 // event is called by the transfer engine and must not block.
 func (c *conn) event(ev transfer.Event) {
+	if r := c.ring.Load(); r != nil && ev.Kind == transfer.EventPushed && r.pushed(&ev) {
+		return
+	}
 	w, err := toWire(ev)
 	if err != nil {
 		c.s.log.Error("cannot encode event", "engine", c.id, "event", ev.Kind, "err", err)
 		return
 	}
+	c.events.Add(1) // before it is sent: a completion that says so may be seen first
 	c.send(0, w)
 }
 

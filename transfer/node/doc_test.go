@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/node/ring"
 	"github.com/headrace/headrace/transfer/node/wire"
 	"github.com/headrace/headrace/transfer/ticket"
 )
@@ -27,6 +28,9 @@ func documented(t *testing.T) map[string]string {
 	out := map[string]string{}
 	for _, g := range wire.Golden() {
 		out[g.Name] = g.Hex
+	}
+	for name, dump := range ring.Golden() {
+		out[name] = dump
 	}
 	key := make([]byte, 32)
 	for i := range key {

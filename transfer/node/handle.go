@@ -31,7 +31,12 @@ func (c *conn) handle(f *wire.Frame) {
 	case wire.Present:
 		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Regions: regions(m.Regions), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
 		answer(uint64(id), err)
+	case wire.SetupRing:
+		fds := f.FDs
+		f.FDs = nil // it takes them over, also when it fails
+		answer(0, c.setupRing(fds, m))
 	case wire.Push:
+		c.subs.message.Add(1)
 		answer(0, c.client.Push(transfer.LeaseID(m.Lease), units(m.Units), m.Seq))
 	case wire.Handoff:
 		answer(0, c.client.Handoff(transfer.LeaseID(m.Lease), m.Record))
@@ -61,13 +66,22 @@ func (c *conn) check(f *wire.Frame) (wire.Message, *wire.Error) {
 	if !f.Type.IsRequest() {
 		return nil, wire.Errorf(wire.CodeUnknownType, "%s is not a request of this protocol", f.Type)
 	}
-	switch register := f.Type == wire.TypeRegisterRegion; {
+	want := 0
+	switch f.Type {
+	case wire.TypeRegisterRegion:
+		want = 1
+	case wire.TypeSetupRing:
+		want = wire.RingFDs
+	}
+	got := len(f.FDs)
+	if f.FD >= 0 {
+		got = 1
+	}
+	switch {
 	case f.FDFault != "":
 		return nil, wire.Errorf(wire.CodeDescriptor, "%s: %s", f.Type, f.FDFault)
-	case register && f.FD < 0:
-		return nil, wire.Errorf(wire.CodeDescriptor, "no descriptor came with REGISTER_REGION: send it by SCM_RIGHTS at the frame's first byte")
-	case !register && f.FD >= 0:
-		return nil, wire.Errorf(wire.CodeDescriptor, "a descriptor came with %s: only REGISTER_REGION carries one", f.Type)
+	case got != want:
+		return nil, wire.Errorf(wire.CodeDescriptor, "%d descriptors came with %s, want %d: send them by SCM_RIGHTS at the frame's first byte", got, f.Type, want)
 	case f.Version != c.version:
 		return nil, wire.Errorf(wire.CodeVersion, "%s of version %d, agreed was %d", f.Type, f.Version, c.version)
 	case f.Request == 0:

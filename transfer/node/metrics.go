@@ -47,12 +47,12 @@ func (m *metrics) Fenced(side string, d time.Duration, forced bool) {
 
 func (m *metrics) registry(s *server) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(m.fence, m.lease, m.ended, m.bytes, statusCollector{s.eng})
+	r.MustRegister(m.fence, m.lease, m.ended, m.bytes, statusCollector{s})
 	return r
 }
 
 // statusCollector turns a status snapshot into metrics.
-type statusCollector struct{ eng *transfer.Engine }
+type statusCollector struct{ s *server }
 
 var (
 	channelLabels = []string{"peer", "transport", "dialled"}
@@ -76,6 +76,10 @@ var (
 	descAltered    = prometheus.NewDesc("headrace_channel_pieces_altered_total", "Pieces that arrived altered.", channelLabels, nil)
 	descRunCost    = prometheus.NewDesc("headrace_channel_run_cost_seconds_per_byte", "What a byte takes, by the mean size of a piece's runs, in either method.", methodLabels, nil)
 	descRunPieces  = prometheus.NewDesc("headrace_channel_run_pieces_total", "Pieces of scattered runs, by method.", methodLabels, nil)
+	descPushes     = prometheus.NewDesc("headrace_pushes_total", "Pushes of engines, by the way they came.", []string{"by"}, nil)
+	descDoorbells  = prometheus.NewDesc("headrace_ring_doorbells_total", "Doorbells of rings, by who was woken.", []string{"woken"}, nil)
+	descSpins      = prometheus.NewDesc("headrace_ring_spins_total", "Submissions found by looking, without a doorbell.", nil, nil)
+	descOverflow   = prometheus.NewDesc("headrace_ring_overflow_total", "Completions that went as messages because the ring was full.", nil, nil)
 	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
 )
 
@@ -109,7 +113,8 @@ func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
-		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces} {
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces,
+		descPushes, descDoorbells, descSpins, descOverflow} {
 		ch <- d
 	}
 	for _, t := range totals {
@@ -118,7 +123,7 @@ func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
-	st := c.eng.Status()
+	st := c.s.eng.Status()
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
@@ -147,6 +152,16 @@ func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLeases, float64(n), k[0], k[1])
 	}
 	collectChannels(st.Channels, ch)
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	subs := c.s.submissions()
+	count(descPushes, subs.RingPushes, "ring")
+	count(descPushes, subs.MessagePushes, "message")
+	count(descDoorbells, subs.Wakeups, "daemon")
+	count(descDoorbells, subs.Doorbells, "engine")
+	count(descSpins, subs.Spins)
+	count(descOverflow, subs.OverflowCompletions)
 	for _, t := range totals {
 		ch <- prometheus.MustNewConstMetric(t.desc, prometheus.CounterValue, float64(t.get(&st.Totals)))
 	}

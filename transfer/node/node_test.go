@@ -253,7 +253,8 @@ func TestRefusedBindings(t *testing.T) {
 	if _, err := d.Bind(t.Context(), a.bindReq()); err == nil {
 		t.Error("an ended ticket was bound")
 	}
-	if err := p.Push(t.Context(), a.pLease, a.units(), 1); !errors.Is(err, transfer.ErrLeaseEnded) && !errors.Is(err, transfer.ErrUnknownLease) {
+	asMessage := append(a.units(), a.units()...) // too many for an entry of the ring
+	if err := p.Push(t.Context(), a.pLease, asMessage, 1); !errors.Is(err, transfer.ErrLeaseEnded) && !errors.Is(err, transfer.ErrUnknownLease) {
 		t.Errorf("push after the end: %v", err)
 	}
 	for name, edit := range map[string]func(*transfer.BindReq){

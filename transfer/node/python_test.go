@@ -12,8 +12,15 @@ import (
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
-// A client in another language, written from docs/protocol.md, moves a block of two tensor-parallel ranks to one.
+// A client in another language, written from docs/protocol.md, moves a block of two tensor-parallel ranks to one,
+// by ring and by message.
 func TestPythonClient(t *testing.T) {
+	for _, form := range []string{"ring", "messages"} {
+		t.Run(form, func(t *testing.T) { testPythonClient(t, form) })
+	}
+}
+
+func testPythonClient(t *testing.T, form string) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("python3 is not installed")
@@ -27,7 +34,7 @@ func TestPythonClient(t *testing.T) {
 	raw := ticket.Mint(clusterKey, tk)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "testdata/client.py", r.Socket, "python", d.Info().DataAddr, hex.EncodeToString(raw))
+	cmd := exec.CommandContext(ctx, python, "testdata/client.py", r.Socket, "python", d.Info().DataAddr, hex.EncodeToString(raw), form)
 	type result struct {
 		out []byte
 		err error

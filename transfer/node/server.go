@@ -36,6 +36,7 @@ type server struct {
 	engines  map[string]*conn
 	draining bool
 	stopping bool
+	left     transfer.SubmissionStatus // of engines that have left
 	conns    sync.WaitGroup
 	pending  chan struct{} // connections that have not said HELLO
 }
@@ -234,5 +235,41 @@ func (s *server) remove(c *conn) {
 	defer s.mu.Unlock()
 	if s.engines[c.id] == c {
 		delete(s.engines, c.id)
+		s.left = addSubmissions(s.left, c.subs.status())
 	}
+}
+
+// snapshot is the engine's status with what the daemon knows of the attached engines' rings.
+func (s *server) snapshot() transfer.Status {
+	st := s.eng.Status()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range st.Engines {
+		if c := s.engines[st.Engines[i].EngineID]; c != nil {
+			st.Engines[i].Submission = c.subs.status()
+		}
+	}
+	return st
+}
+
+// submissions adds up what came from all engines, also those that have left.
+func (s *server) submissions() transfer.SubmissionStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum := s.left
+	for _, c := range s.engines {
+		sum = addSubmissions(sum, c.subs.status())
+	}
+	return sum
+}
+
+func addSubmissions(a, b transfer.SubmissionStatus) transfer.SubmissionStatus {
+	a.RingPushes += b.RingPushes
+	a.MessagePushes += b.MessagePushes
+	a.RefusedPushes += b.RefusedPushes
+	a.OverflowCompletions += b.OverflowCompletions
+	a.Doorbells += b.Doorbells
+	a.Wakeups += b.Wakeups
+	a.Spins += b.Spins
+	return a
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/node/ring"
 	"github.com/headrace/headrace/transfer/node/wire"
 )
 
@@ -30,13 +31,18 @@ const dialTimeout = 8 * time.Second
 // Options configure a Client. EngineID is needed.
 type Options struct {
 	EngineID string
-	// OnEvent hears what happens to leases, from one goroutine and in order. It may call the client. An event may come
+	// OnEvent hears what happens to leases, one event at a time and in order. It may call the client. An event may come
 	// before the call that made its lease has returned: the ticket's nonce tells which it is.
 	OnEvent func(transfer.Event)
 	Logger  *slog.Logger
 	// Silence is after how much silence of this engine the daemon fences it and closes the connection, so that a stopped
 	// engine does not keep its peers waiting. 0 means 3 s, negative never.
 	Silence time.Duration
+	// Messages makes pushes go as messages also where the daemon takes a ring.
+	Messages bool
+	// Spin is how long to go on looking for a completion, where they come that often, before sleeping. 0 means 100 us,
+	// negative never.
+	Spin time.Duration
 }
 
 // Info says which daemon it is.
@@ -70,6 +76,8 @@ type Client struct {
 	calls   sync.WaitGroup // calls that may still put something into out
 
 	events  *events
+	ring    atomic.Pointer[ringEnd] // whose completions the reader takes
+	pushes  atomic.Pointer[ringEnd] // the same, once pushes may go into it
 	done    chan struct{}
 	leaving chan struct{} // closed by deliver when the daemon gives way
 	closing chan struct{} // closed by Close
@@ -81,10 +89,10 @@ type answer struct {
 	err error
 }
 
-// outgoing is a frame for the writer, with a descriptor of its own or -1.
+// outgoing is a frame for the writer, with descriptors of its own.
 type outgoing struct {
 	frame []byte
-	fd    int
+	fds   []int
 }
 
 // Dial connects to the daemon at socketPath and attaches as opts.EngineID. Success says also that everything of an
@@ -95,6 +103,9 @@ func Dial(ctx context.Context, socketPath string, opts Options) (*Client, error)
 	}
 	if opts.Silence == 0 {
 		opts.Silence = 3 * time.Second
+	}
+	if opts.Spin == 0 {
+		opts.Spin = ring.SpinDefault
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -108,6 +119,12 @@ func Dial(ctx context.Context, socketPath string, opts Options) (*Client, error)
 		_ = c.conn.Close()
 		c.closePidfd()
 		return nil, fmt.Errorf("attach to node daemon at %s as %q: %w", socketPath, opts.EngineID, err)
+	}
+	if opts.Messages {
+		return c, nil
+	}
+	if err := c.setupRing(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("attach to node daemon at %s as %q: %w", socketPath, opts.EngineID, err), c.Close())
 	}
 	return c, nil
 }
@@ -188,6 +205,15 @@ func (c *Client) Done() <-chan struct{} { return c.done }
 // EventRefused in state LeaseMoved: present it again over the new connection.
 func (c *Client) Draining() <-chan struct{} { return c.leaving }
 
+func (c *Client) gone() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // Err says why Done was closed, nil before.
 func (c *Client) Err() error {
 	c.mu.Lock()
@@ -235,6 +261,9 @@ func (c *Client) Close() error {
 		break
 	}
 	c.closePidfd()
+	if r := c.ring.Load(); r != nil {
+		r.close()
+	}
 	return nil
 }
 
@@ -246,11 +275,11 @@ func (c *Client) read(reader *wire.Reader) {
 			return
 		}
 		c.heard.Store(true)
-		fd := f.FD
+		surplus := f.FD >= 0 || len(f.FDs) > 0 || f.FDFault != ""
 		f.Close()
 		m, err := wire.Parse(f.Type, f.Payload)
 		switch {
-		case fd >= 0 || f.FDFault != "":
+		case surplus:
 			err = fmt.Errorf("descriptors came with %s", f.Type)
 		case err == nil && f.Version != c.version:
 			err = fmt.Errorf("%s of version %d, agreed was %d", f.Type, f.Version, c.version)
@@ -279,7 +308,7 @@ func (c *Client) take(request uint64, m wire.Message) error {
 		if err != nil {
 			return err
 		}
-		return c.events.push(ev)
+		return c.event(ev)
 	case *wire.Error:
 		if request == 0 {
 			return fromWire(m)
@@ -293,7 +322,7 @@ func (c *Client) take(request uint64, m wire.Message) error {
 	return nil
 }
 
-// deliver hands an event on, or takes the mark of DRAINING out. One goroutine calls it.
+// deliver hands an event on, or takes the mark of DRAINING out. It is called once at a time.
 func (c *Client) deliver(ev transfer.Event) {
 	if ev.Kind != 0 {
 		if c.opts.OnEvent != nil {
@@ -319,7 +348,7 @@ func (c *Client) answer(request uint64, a answer) {
 }
 
 // call sends a request and waits for its answer.
-func (c *Client) call(ctx context.Context, m wire.Message, fd int) (wire.Message, error) {
+func (c *Client) call(ctx context.Context, m wire.Message, fds ...int) (wire.Message, error) {
 	id := c.nextID.Add(1)
 	frame, err := wire.AppendFrame(nil, c.version, 0, id, m)
 	if err != nil {
@@ -332,12 +361,15 @@ func (c *Client) call(ctx context.Context, m wire.Message, fd int) (wire.Message
 	case <-c.done:
 		return nil, c.Err()
 	}
-	o := outgoing{frame: frame, fd: -1}
-	if fd >= 0 { // a duplicate: the writer may come to it after the caller gave up and closed its own
-		if o.fd, err = dup(fd); err != nil {
+	o := outgoing{frame: frame}
+	for _, fd := range fds { // duplicates: the writer may come to it after the caller gave up and closed its own
+		own, err := dup(fd)
+		if err != nil {
 			<-c.slots
+			o.close()
 			return nil, err
 		}
+		o.fds = append(o.fds, own)
 	}
 	ch := make(chan answer, 1)
 	c.mu.Lock()
@@ -381,8 +413,8 @@ func (c *Client) enqueue(ctx context.Context, o outgoing) error {
 }
 
 // value is call for requests answered by OK.
-func (c *Client) value(ctx context.Context, what string, m wire.Message, fd int) (uint64, error) {
-	a, err := c.call(ctx, m, fd)
+func (c *Client) value(ctx context.Context, what string, m wire.Message, fds ...int) (uint64, error) {
+	a, err := c.call(ctx, m, fds...)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", what, err)
 	}
@@ -409,13 +441,13 @@ func (c *Client) RegisterRegion(ctx context.Context, fd int, size uint64, l tran
 
 // RemoveRegion revokes the region's leases and returns when they are fenced and the daemon has unmapped it.
 func (c *Client) RemoveRegion(ctx context.Context, id transfer.RegionID) error {
-	_, err := c.value(ctx, "remove region", wire.RemoveRegion{Region: uint64(id)}, -1)
+	_, err := c.value(ctx, "remove region", wire.RemoveRegion{Region: uint64(id)})
 	return err
 }
 
 // Present (P) presents a ticket. If ctx ends before the answer, whether it was is unknown: RevokeTicket makes sure.
 func (c *Client) Present(ctx context.Context, r transfer.PresentReq) (transfer.LeaseID, error) {
-	id, err := c.value(ctx, "present ticket", wire.Present{Regions: regions(r.Regions), Tokens: r.Tokens, Ticket: r.Ticket, Peer: r.Peer, Meta: r.Meta, Blocks: r.Blocks}, -1)
+	id, err := c.value(ctx, "present ticket", wire.Present{Regions: regions(r.Regions), Tokens: r.Tokens, Ticket: r.Ticket, Peer: r.Peer, Meta: r.Meta, Blocks: r.Blocks})
 	return transfer.LeaseID(id), err
 }
 
@@ -427,52 +459,62 @@ func regions(ids []transfer.RegionID) []uint64 {
 	return out
 }
 
-// Push (P) sends complete units; it returns when the daemon has taken them, EventPushed follows when they have landed.
+// Push (P) sends complete units; EventPushed follows when they have landed. A few unit ranges go by ring, if the daemon
+// takes one: then it returns at once, and a refusal, which is an engine's mistake unless the lease has ended, revokes the
+// lease. Others go as a message, and it returns when the daemon has taken them.
 func (c *Client) Push(ctx context.Context, id transfer.LeaseID, units []transfer.Unit, seq uint64) error {
+	if r := c.pushes.Load(); r != nil {
+		if c.gone() {
+			return fmt.Errorf("push: %w", c.Err())
+		}
+		if ok, err := r.submit(id, units, seq); ok || err != nil {
+			return err
+		}
+	}
 	m := wire.Push{Lease: uint64(id), Seq: seq, Units: make([]wire.Unit, len(units))}
 	for i, u := range units {
 		m.Units[i] = wire.Unit(u)
 	}
-	_, err := c.value(ctx, "push", m, -1)
+	_, err := c.value(ctx, "push", m)
 	return err
 }
 
 // Handoff (P) gives the record that D gets when the lease settles.
 func (c *Client) Handoff(ctx context.Context, id transfer.LeaseID, record []byte) error {
-	_, err := c.value(ctx, "hand off", wire.Handoff{Lease: uint64(id), Record: record}, -1)
+	_, err := c.value(ctx, "hand off", wire.Handoff{Lease: uint64(id), Record: record})
 	return err
 }
 
 // Bind (D) binds a presented ticket to blocks. If ctx ends before the answer, whether it did is unknown: RevokeTicket
 // before the blocks are used for anything else.
 func (c *Client) Bind(ctx context.Context, r transfer.BindReq) (transfer.LeaseID, error) {
-	id, err := c.value(ctx, "bind ticket", wire.Bind{Regions: regions(r.Regions), FirstToken: r.FirstToken, Ticket: r.Ticket, Blocks: r.Blocks}, -1)
+	id, err := c.value(ctx, "bind ticket", wire.Bind{Regions: regions(r.Regions), FirstToken: r.FirstToken, Ticket: r.Ticket, Blocks: r.Blocks})
 	return transfer.LeaseID(id), err
 }
 
 // Refuse (D) answers a ticket, presented or still to be, with no.
 func (c *Client) Refuse(ctx context.Context, ticket []byte, reason string) error {
-	_, err := c.value(ctx, "refuse ticket", wire.Refuse{Ticket: ticket, Reason: wire.Cut(reason)}, -1)
+	_, err := c.value(ctx, "refuse ticket", wire.Refuse{Ticket: ticket, Reason: wire.Cut(reason)})
 	return err
 }
 
 // Revoke ends a lease. When it returns nil, or transfer.ErrLeaseEnded or ErrUnknownLease, no byte lands in its blocks and
 // none is read from them any more.
 func (c *Client) Revoke(ctx context.Context, id transfer.LeaseID, reason string) error {
-	_, err := c.value(ctx, "revoke lease", wire.Revoke{Lease: uint64(id), Reason: wire.Cut(reason)}, -1)
+	_, err := c.value(ctx, "revoke lease", wire.Revoke{Lease: uint64(id), Reason: wire.Cut(reason)})
 	return err
 }
 
 // RevokeTicket is Revoke for who knows the ticket only.
 func (c *Client) RevokeTicket(ctx context.Context, nonce [16]byte, reason string) error {
-	_, err := c.value(ctx, "revoke ticket", wire.Revoke{Nonce: nonce, Reason: wire.Cut(reason)}, -1)
+	_, err := c.value(ctx, "revoke ticket", wire.Revoke{Nonce: nonce, Reason: wire.Cut(reason)})
 	return err
 }
 
 // Status is the daemon's snapshot.
 func (c *Client) Status(ctx context.Context) (transfer.Status, error) {
 	var st transfer.Status
-	a, err := c.call(ctx, wire.Status{}, -1)
+	a, err := c.call(ctx, wire.Status{})
 	if err != nil {
 		return st, fmt.Errorf("get status: %w", err)
 	}

@@ -91,6 +91,8 @@ func attach(t *testing.T, hello wire.Message, opts Options, serve func(f *fake, 
 			switch {
 			case fr.Type == wire.TypeHello:
 				f.send(fr.Request, hello)
+			case fr.Type == wire.TypeSetupRing:
+				f.send(fr.Request, wire.Errorf(wire.CodeUnknownType, "not a message of this protocol"))
 			case serve != nil:
 				serve(f, fr)
 			}

@@ -12,10 +12,10 @@ import (
 )
 
 func (o *outgoing) close() {
-	if o.fd >= 0 {
-		_ = unix.Close(o.fd)
-		o.fd = -1
+	for _, fd := range o.fds {
+		_ = unix.Close(fd)
 	}
+	o.fds = nil
 }
 
 // write is the only writer. It joins what waits into one system call, up to a frame with a descriptor.
@@ -29,7 +29,7 @@ func (c *Client) write() {
 			return
 		}
 		batch = batch[:0]
-		for more := true; more && o.fd < 0; {
+		for more := true; more && len(o.fds) == 0; {
 			batch = append(batch, o.frame)
 			o.frame = nil
 			select {
@@ -46,8 +46,8 @@ func (c *Client) write() {
 		}
 		switch {
 		case err != nil || o.frame == nil:
-		case o.fd >= 0:
-			err = wire.WriteFD(c.conn, o.frame, o.fd)
+		case len(o.fds) > 0:
+			err = wire.WriteFD(c.conn, o.frame, o.fds...)
 		default:
 			_, err = c.conn.Write(o.frame)
 		}
@@ -68,7 +68,7 @@ func (c *Client) pingLoop() {
 		id := c.nextID.Add(1)
 		if frame, err := wire.AppendFrame(nil, c.version, 0, id, wire.Ping{Value: id}); err == nil {
 			select {
-			case c.out <- outgoing{frame: frame, fd: -1}:
+			case c.out <- outgoing{frame: frame}:
 			case <-c.done:
 				return
 			default: // the writer is stuck: the daemon does not read
@@ -91,8 +91,10 @@ func (c *Client) pingLoop() {
 // eventsMax bounds events waiting for OnEvent. The reader cannot wait for it: OnEvent may wait for an answer.
 const eventsMax = 1 << 16
 
-// events is the queue between the reader and the goroutine that calls OnEvent.
+// events is the queue between the reader and who calls OnEvent.
 type events struct {
+	calling sync.Mutex // held while OnEvent is called: one event at a time, in the queue's order
+
 	mu   sync.Mutex
 	q    []transfer.Event
 	wake chan struct{}
@@ -114,6 +116,15 @@ func (e *events) push(ev transfer.Event) error {
 	return nil
 }
 
+// flush delivers what is queued.
+func (e *events) flush(f func(transfer.Event)) {
+	e.calling.Lock()
+	defer e.calling.Unlock()
+	for _, ev := range e.take() {
+		f(ev)
+	}
+}
+
 func (e *events) take() []transfer.Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,15 +136,11 @@ func (e *events) take() []transfer.Event {
 // deliver calls f until done; what came before that is delivered still.
 func (e *events) deliver(f func(transfer.Event), done <-chan struct{}) {
 	for {
-		for _, ev := range e.take() {
-			f(ev)
-		}
+		e.flush(f)
 		select {
 		case <-e.wake:
 		case <-done:
-			for _, ev := range e.take() {
-				f(ev)
-			}
+			e.flush(f)
 			return
 		}
 	}

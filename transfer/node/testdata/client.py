@@ -1,23 +1,24 @@
 """A whole client of the node daemon's unix protocol, written from docs/protocol.md with Python's standard library alone.
 
-    client.py SOCKET ENGINE_ID PEER TICKET_HEX
+    client.py SOCKET ENGINE_ID PEER TICKET_HEX [messages]
 
 It lends two memfds of two blocks, one a tensor-parallel rank, presents the ticket, pushes block 1, filled with a pattern,
-and hands a record off. It prints
-one line of JSON when the lease has settled. It shows the protocol; an engine would not wait in between.
+by ring unless told not to, and hands a record off. It prints one line of JSON when the lease has settled. It shows the
+protocol; an engine would not wait in between.
 """
 import ctypes
 import fcntl
 import json
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
 
 HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, request id
 EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
-HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0A
+HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
 PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE, DRAINING = range(0x81, 0x89)
 QUIET = 1
@@ -37,7 +38,7 @@ class Daemon:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(20)
         self.sock.connect(path)
-        self.next_id, self.answers, self.events, self.draining = 0, {}, [], False
+        self.next_id, self.answers, self.events, self.draining, self.seen = 0, {}, [], False, 0
         name = engine_id.encode()
         request = self.send(HELLO, struct.pack("<HHIHHI", VERSION, VERSION, 0, len(name), 0, 0) + name)
         fixed = struct.Struct("<HHIQIIIIHHI")
@@ -46,13 +47,13 @@ class Daemon:
         text = payload[fixed.size :].decode()
         self.node_id, self.data_addr = text[:node], text[node : node + addr]
 
-    def send(self, kind, payload, flags=0, fd=None):
+    def send(self, kind, payload, flags=0, fds=()):
         self.next_id += 1
         frame = HEADER.pack(b"HRU1", VERSION, 0, kind, len(payload), flags, self.next_id) + payload
-        if fd is None:
+        if not fds:
             self.sock.sendall(frame)
-        else:  # the descriptor travels with the first byte
-            sent = socket.send_fds(self.sock, [frame], [fd])
+        else:  # descriptors travel with the first byte
+            sent = socket.send_fds(self.sock, [frame], fds)
             self.sock.sendall(frame[sent:])
         return self.next_id
 
@@ -78,6 +79,7 @@ class Daemon:
         if kind == DRAINING:  # an engine that lives longer would connect again now, beside this connection
             self.draining = True
             return
+        self.seen += kind != GOODBYE
         at = EVENT.size + layouts
         reason, record = payload[at : at + text].decode(), payload[at + text : at + text + data]
         self.events.append({"kind": kind, "lease": lease, "nonce": nonce, "seq": seq, "tokens": tokens,
@@ -105,7 +107,7 @@ class Daemon:
                 raise Refused(ev["text"])
 
     def register(self, fd, size, layout):
-        return self.answer(self.send(REGISTER_REGION, struct.pack("<QII", size, 0, len(layout)) + layout, fd=fd))
+        return self.answer(self.send(REGISTER_REGION, struct.pack("<QII", size, 0, len(layout)) + layout, fds=[fd]))
 
     def present(self, regions, ticket, peer, tokens, blocks, meta=b""):
         """The regions are those of a shard set, in order of rank."""
@@ -122,6 +124,68 @@ class Daemon:
 
     def handoff(self, lease, record):
         return self.answer(self.send(HANDOFF, struct.pack("<QII", lease, len(record), 0) + record))
+
+
+class Ring:
+    """Pushes without a message each. Python has no fences, so each push rings, and our own NEED_WAKEUP stays set."""
+
+    HEAD = struct.Struct("<4sIII")
+    SUBMISSION = struct.Struct("<HHIQQ")  # kind, ranges, 0, lease, seq
+    COMPLETION = struct.Struct("<HHIQQ16s")  # kind, status, after, lease, seq, nonce
+    SUB_HEAD, SUB_TAIL, COMP_HEAD, COMP_TAIL, FLAGS = 64, 128, 256, 320, 384
+    FIRST, ENTRY = 4096, 64
+
+    def __init__(self, daemon, submissions=8, completions=16):
+        self.daemon, self.subs, self.comps, self.tail, self.head = daemon, submissions, completions, 0, 0
+        fd, self.mem = memory(self.FIRST + self.ENTRY * (submissions + completions))
+        self.mem[: self.HEAD.size] = self.HEAD.pack(b"HRR1", 1, submissions, completions)
+        self.store(self.FLAGS, 1)
+        self.theirs, self.ours = eventfd(), eventfd()
+        sizes = struct.pack("<IIQ", submissions, completions, 0)
+        daemon.answer(daemon.send(SETUP_RING, sizes, fds=[fd, self.theirs, self.ours]))
+        os.close(fd)
+
+    def load(self, at):
+        return memoryview(self.mem)[at : at + 4].cast("I")[0]  # one aligned load
+
+    def store(self, at, value):
+        memoryview(self.mem)[at : at + 4].cast("I")[0] = value & 0xFFFFFFFF
+
+    def push(self, lease, units, seq):
+        """False: too long, or the queue is full: to be sent as a message."""
+        if len(units) > 2 or (self.tail - self.load(self.SUB_HEAD)) & 0xFFFFFFFF >= self.subs:
+            return False
+        at = self.FIRST + self.ENTRY * (self.tail % self.subs)
+        body = self.SUBMISSION.pack(1, len(units), 0, lease, seq) + b"".join(struct.pack("<IIII", *u) for u in units)
+        self.mem[at : at + self.ENTRY] = body.ljust(self.ENTRY, b"\0")
+        self.tail += 1
+        self.store(self.SUB_TAIL, self.tail)
+        os.write(self.theirs, struct.pack("<Q", 1))
+        return True
+
+    def completion(self):
+        """Waits for the next one, in its place among the events."""
+        while True:
+            if self.load(self.COMP_TAIL) != self.head & 0xFFFFFFFF:
+                at = self.FIRST + self.ENTRY * (self.subs + self.head % self.comps)
+                _, status, after, lease, seq, nonce = self.COMPLETION.unpack_from(self.mem, at)
+                if (self.daemon.seen - after) & 0xFFFFFFFF < 1 << 31:
+                    self.head += 1
+                    self.store(self.COMP_HEAD, self.head)
+                    return {"status": status, "lease": lease, "seq": seq, "nonce": nonce}
+            ready, _, _ = select.select([self.ours, self.daemon.sock], [], [], 20)
+            if not ready:
+                raise TimeoutError("no completion")
+            if self.ours in ready:
+                os.read(self.ours, 8)
+            if self.daemon.sock in ready:
+                self.daemon.pump()
+
+
+def eventfd():
+    if hasattr(os, "eventfd"):
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    return ctypes.CDLL(None, use_errno=True).eventfd(0, os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def layout(blocks, block_tokens, head_bytes, rank, ranks):
@@ -141,18 +205,24 @@ def memory(size):
     return fd, mmap.mmap(fd, size)
 
 
-def main(path, engine_id, peer, ticket):
+def main(path, engine_id, peer, ticket, form="ring"):
     tokens, head_bytes, blocks = 16, 256, 2
     size = tokens * head_bytes * blocks
     daemon, regions = Daemon(path, engine_id), []
+    ring = Ring(daemon) if form == "ring" else None
     for rank in range(2):  # two tensor-parallel ranks of one head each
         fd, mem = memory(size)
         mem[size // 2 :] = bytes((i * 7 + 3 + rank) & 0xFF for i in range(size // 2))
         regions.append(daemon.register(fd, size, layout(blocks, tokens, head_bytes, rank, 2)))
     lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [1], b"from python")
     bound = daemon.event(BOUND)
-    daemon.push(lease, [(0, 0, 1, 0)], 41)
-    pushed = daemon.event(PUSHED)
+    if ring and ring.push(lease, [(0, 0, 1, 0)], 41):
+        pushed = ring.completion()
+        if pushed["status"] or pushed["nonce"] != bound["nonce"]:
+            raise Refused(f"push: {pushed}")
+    else:
+        daemon.push(lease, [(0, 0, 1, 0)], 41)
+        pushed = daemon.event(PUSHED)
     daemon.handoff(lease, b"record of python")
     daemon.event(SETTLED)
     daemon.answer(daemon.send(PING, struct.pack("<Q", 1)), PONG)

@@ -62,20 +62,32 @@ func ParseHeader(b []byte) (Header, error) {
 	return h, nil
 }
 
-// Frame is one message as it came. Payload is valid until the next Read. FD is -1 or a descriptor
-// that the caller must close or hand on.
+// Frame is one message as it came. Payload is valid until the next Read. FD is -1 or the descriptor that came, FDs are
+// those of a message with RingFDs of them: the caller must close or hand them on.
 type Frame struct {
 	Header
 	Payload []byte
 	FD      int
+	FDs     []int
 	FDFault string // why the descriptors that came were refused; they are closed already
 }
 
-// Close closes the descriptor nobody took.
+// RingFDs is how many descriptors SETUP_RING carries: the memory, the daemon's doorbell, the engine's doorbell.
+const RingFDs = 3
+
+// Close closes the descriptors nobody took.
 func (f *Frame) Close() {
 	if f.FD >= 0 {
 		_ = unix.Close(f.FD)
 		f.FD = -1
+	}
+	closeAll(f.FDs)
+	f.FDs = nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
 	}
 }
 
@@ -93,8 +105,8 @@ const keepBuf = 64 << 10
 
 // NewReader reads frames from conn.
 func NewReader(conn *net.UnixConn) *Reader {
-	// Room for two: with space for one only, alignment lets a second in unseen on some ABIs.
-	return &Reader{conn: conn, buf: make([]byte, 4096), oob: make([]byte, unix.CmsgSpace(2*4))}
+	// Room for more than any message has: a surplus one must be seen, and closed.
+	return &Reader{conn: conn, buf: make([]byte, 4096), oob: make([]byte, unix.CmsgSpace((RingFDs+1)*4))}
 }
 
 // Read returns the next frame: io.EOF between frames, io.ErrUnexpectedEOF inside one, *Error with
@@ -147,7 +159,7 @@ func (r *Reader) full(b []byte, f *Frame) (int, error) {
 	return got, nil
 }
 
-// takeFDs keeps a single descriptor and closes everything else, noting the fault.
+// takeFDs keeps the descriptors if they are as many as some message has, else it closes them and notes the fault.
 func (r *Reader) takeFDs(f *Frame, oob []byte, flags int) {
 	var fds []int
 	msgs, err := unix.ParseSocketControlMessage(oob)
@@ -165,24 +177,27 @@ func (r *Reader) takeFDs(f *Frame, oob []byte, flags int) {
 		fds = append(fds, f.FD)
 		f.FD = -1
 	}
+	fds = append(fds, f.FDs...)
+	f.FDs = nil
 	switch {
 	case flags&syscall.MSG_CTRUNC != 0:
-		f.FDFault = "descriptors were truncated: send exactly one (or this process is out of descriptors)"
-	case len(fds) > 1:
+		f.FDFault = "descriptors were truncated: send as many as the message has (or this process is out of descriptors)"
+	case len(fds) > 1 && len(fds) != RingFDs:
 		f.FDFault = fmt.Sprintf("%d descriptors came, want exactly one", len(fds))
 	}
-	if f.FDFault == "" && len(fds) == 1 {
+	switch {
+	case f.FDFault != "":
+		closeAll(fds)
+	case len(fds) == 1:
 		f.FD = fds[0]
-		return
-	}
-	for _, fd := range fds {
-		_ = unix.Close(fd)
+	default:
+		f.FDs = fds
 	}
 }
 
-// WriteFD writes one frame with a descriptor at its first byte.
-func WriteFD(conn *net.UnixConn, frame []byte, fd int) error {
-	n, _, err := conn.WriteMsgUnix(frame, unix.UnixRights(fd), nil)
+// WriteFD writes one frame with descriptors at its first byte.
+func WriteFD(conn *net.UnixConn, frame []byte, fds ...int) error {
+	n, _, err := conn.WriteMsgUnix(frame, unix.UnixRights(fds...), nil)
 	if err == nil && n < len(frame) {
 		_, err = conn.Write(frame[n:])
 	}

@@ -93,7 +93,7 @@ func TestReadRefusesSurplusDescriptors(t *testing.T) {
 	r := NewReader(b)
 	reg := mustFrame(t, RegisterRegion{Size: 9})
 	before := countFDs(t)
-	for n, want := range map[int]string{2: "2 descriptors", 3: "truncated", 100: "truncated"} {
+	for n, want := range map[int]string{2: "2 descriptors", 4: "4 descriptors", 5: "truncated", 100: "truncated"} {
 		fds := make([]int, n)
 		for i := range fds {
 			fds[i] = 0
@@ -105,6 +105,15 @@ func TestReadRefusesSurplusDescriptors(t *testing.T) {
 		if err != nil || f.FD != -1 || !strings.Contains(f.FDFault, want) {
 			t.Errorf("%d descriptors: %+v, %v", n, f, err)
 		}
+	}
+	// As many as a ring has are the message's own, closed with it.
+	if _, _, err := a.WriteMsgUnix(reg, unix.UnixRights(0, 0, 0), nil); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := r.Read(); err != nil || f.FD != -1 || len(f.FDs) != RingFDs || f.FDFault != "" {
+		t.Errorf("3 descriptors: %+v, %v", f, err)
+	} else {
+		f.Close()
 	}
 	// One with the header, one in the middle of the payload.
 	if _, _, err := a.WriteMsgUnix(reg[:HeaderLen+4], unix.UnixRights(0), nil); err != nil {

@@ -44,6 +44,7 @@ func FuzzRevoke(f *testing.F)         { fuzz(f, TypeRevoke) }
 func FuzzPing(f *testing.F)           { fuzz(f, TypePing) }
 func FuzzPong(f *testing.F)           { fuzz(f, TypePong) }
 func FuzzStatus(f *testing.F)         { fuzz(f, TypeStatus) }
+func FuzzSetupRing(f *testing.F)      { fuzz(f, TypeSetupRing) }
 func FuzzStatusOK(f *testing.F)       { fuzz(f, TypeStatusOK) }
 func FuzzOK(f *testing.F)             { fuzz(f, TypeOK) }
 func FuzzError(f *testing.F)          { fuzz(f, TypeError) }

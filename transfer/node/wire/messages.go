@@ -94,6 +94,9 @@ type Pong struct{ Value uint64 }
 // Status asks for the daemon's status.
 type Status struct{}
 
+// SetupRing lends a ring; see package ring. Its memory and two doorbells, the daemon's and the engine's, travel beside it.
+type SetupRing struct{ Submissions, Completions uint32 }
+
 // StatusOK is the daemon's status, a JSON document.
 type StatusOK struct{ JSON []byte }
 
@@ -127,6 +130,7 @@ func (Revoke) Type() Type         { return TypeRevoke }
 func (Ping) Type() Type           { return TypePing }
 func (Pong) Type() Type           { return TypePong }
 func (Status) Type() Type         { return TypeStatus }
+func (SetupRing) Type() Type      { return TypeSetupRing }
 func (StatusOK) Type() Type       { return TypeStatusOK }
 func (OK) Type() Type             { return TypeOK }
 func (*Error) Type() Type         { return TypeError }
@@ -160,6 +164,7 @@ func (m Revoke) Check() error   { return checkLen("reason", len(m.Reason), MaxTe
 func (Ping) Check() error       { return nil }
 func (Pong) Check() error       { return nil }
 func (Status) Check() error     { return nil }
+func (SetupRing) Check() error  { return nil }
 func (m StatusOK) Check() error { return checkLen("status", len(m.JSON), MaxStatus) }
 func (OK) Check() error         { return nil }
 func (e *Error) Check() error   { return checkLen("text", len(e.Text), MaxText) }
@@ -269,6 +274,12 @@ func (m Ping) append(b []byte) []byte { return le.AppendUint64(b, m.Value) }
 func (m Pong) append(b []byte) []byte { return le.AppendUint64(b, m.Value) }
 func (Status) append(b []byte) []byte { return b }
 func (m OK) append(b []byte) []byte   { return le.AppendUint64(b, m.Value) }
+
+func (m SetupRing) append(b []byte) []byte {
+	b = le.AppendUint32(b, m.Submissions)
+	b = le.AppendUint32(b, m.Completions)
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+}
 
 func (m StatusOK) append(b []byte) []byte {
 	b = le.AppendUint32(b, uint32(len(m.JSON)))

@@ -86,6 +86,12 @@ var parsers = map[Type]func(*decoder) Message{
 	TypePing:   func(d *decoder) Message { return Ping{Value: d.u64()} },
 	TypePong:   func(d *decoder) Message { return Pong{Value: d.u64()} },
 	TypeStatus: func(*decoder) Message { return Status{} },
+	TypeSetupRing: func(d *decoder) Message {
+		m := SetupRing{Submissions: d.u32(), Completions: d.u32()}
+		d.zero32()
+		d.zero32()
+		return m
+	},
 	TypeStatusOK: func(d *decoder) Message {
 		n := d.size("status", d.u32(), MaxStatus)
 		d.zero32()

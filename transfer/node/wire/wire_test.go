@@ -32,6 +32,7 @@ func samples() []Message {
 		Ping{Value: 99},
 		Pong{Value: 99},
 		Status{},
+		SetupRing{Submissions: 256, Completions: 512},
 		StatusOK{JSON: []byte(`{"node":"a"}`)},
 		OK{Value: 7},
 		&Error{Code: CodeRegion, Text: "memfd is not sealed against shrinking"},
