@@ -352,6 +352,7 @@ func TestClientUsesRing(t *testing.T) {
 			}
 			return false
 		})
+		d.until(a.nonce, transfer.EventSettled) // its blocks are free again
 		b := newAttempt(p, d)
 		b.bind()
 		err = p.Push(t.Context(), b.pLease, []transfer.Unit{{Layer: 1 << 20, Count: 1}}, 1)
