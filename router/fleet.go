@@ -13,7 +13,8 @@ import (
 const (
 	coolFirst = time.Second // after the first failure in a row, doubled by each further one
 	coolMax   = 30 * time.Second
-	barFor    = 2 * time.Second // two workers that could not work together
+	barFor    = 2 * time.Second // two workers that could not work together; twice as long each time that follows
+	barMax    = 30 * time.Second
 	barsMax   = 1024
 	// rememberModel is how long a model whose last worker is gone is answered with "not now" rather than "not known".
 	rememberModel  = 10 * time.Minute
@@ -53,7 +54,7 @@ type fleet struct {
 	order   atomic.Pointer[[]*member]
 
 	mu     sync.Mutex // guards what follows
-	bars   map[[2]string]time.Time
+	bars   map[[2]string]barred
 	models map[string]time.Time // last seen
 
 	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
@@ -62,7 +63,7 @@ type fleet struct {
 }
 
 func newFleet(source Source, client *upstream.Client) *fleet {
-	f := &fleet{source: source, client: client, now: time.Now, bars: map[[2]string]time.Time{}, models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+	f := &fleet{source: source, client: client, now: time.Now, bars: map[[2]string]barred{}, models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
 	ch := make(chan struct{})
 	f.changed.Store(&ch)
@@ -178,8 +179,14 @@ func (f *fleet) hasModel(model string) (now, lately bool) {
 func (f *fleet) barred(p, d string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	until, ok := f.bars[[2]string{p, d}]
-	return ok && f.now().Before(until)
+	b, ok := f.bars[[2]string{p, d}]
+	return ok && f.now().Before(b.until)
+}
+
+// barred are two workers that could not work together lately.
+type barred struct {
+	until time.Time
+	last  time.Duration // how long
 }
 
 // bar keeps two workers from being paired for a while.
@@ -187,14 +194,24 @@ func (f *fleet) bar(p, d string) {
 	now := f.now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for k, until := range f.bars {
-		if now.After(until) {
+	for k, b := range f.bars {
+		if now.After(b.until.Add(barMax)) { // they had time to show that they can
 			delete(f.bars, k)
 		}
 	}
-	if len(f.bars) < barsMax {
-		f.bars[[2]string{p, d}] = now.Add(barFor)
+	b, again := f.bars[[2]string{p, d}]
+	switch {
+	case again && now.Before(b.until): // the same fault, seen by another request
+		return
+	case again:
+		b.last = min(2*b.last, barMax)
+	case len(f.bars) >= barsMax:
+		return
+	default:
+		b.last = barFor
 	}
+	b.until = now.Add(b.last)
+	f.bars[[2]string{p, d}] = b
 }
 
 // failed makes a worker cool down.

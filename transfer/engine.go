@@ -42,12 +42,13 @@ type Engine struct {
 	channels map[*channel]struct{}
 	accepted map[[16]byte]*channel
 	dials    map[string]*dialCall
+	skewed   map[string]*skewedPeer
 }
 
 type counters struct {
 	sent, landed, duplicate, discarded            atomic.Uint64
 	presented, settled, revoked, expired, refused atomic.Uint64
-	moved, again                                  atomic.Uint64
+	moved, again, skews                           atomic.Uint64
 	opened, died, handshakes, forced              atomic.Uint64
 	verified, altered, resent                     atomic.Uint64
 }
@@ -60,7 +61,7 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, log: cfg.Logger.With("node", cfg.NodeID), rate: newBucket(cfg.RateLimit), book: newTicketBook(cfg.Limits.Tickets),
 		handshakes: make(chan struct{}, cfg.Limits.Handshakes), clients: make(map[string]*Client),
-		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall),
+		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall), skewed: make(map[string]*skewedPeer),
 	}
 	e.drain.init(cfg.Successor)
 	if err := e.probe(); err != nil {

@@ -25,7 +25,8 @@ package transfer
 //	     0    8 magic "HEADRACE"
 //	     8    2 version chosen: the highest both speak; 0 with status 1
 //	    10    2 status: 0 go on, 1 no common version, 2 full. Other than 0, it closes the connection
-//	    12    4 reserved, 0
+//	    12    2 with status 1: lowest version it speaks; else 0
+//	    14    2 with status 1: highest; else 0
 //	    16   32 nonce
 //	    48   64 node id, a name field
 //	   112    8 epoch
@@ -65,8 +66,6 @@ import (
 )
 
 const (
-	protocolVersion = 2
-
 	helloSize     = 200
 	challengeSize = 216
 	proofSize     = 32
@@ -87,13 +86,39 @@ const (
 	transportsField = 64
 )
 
+// versions is a build's override of the versions it speaks, "LOW-HIGH", set by the linker: for tests of skew.
+var versions string
+
+// The versions of the protocol between daemons that this build speaks.
+var versionMin, versionMax = spoken(versions, 2, 2)
+
+func spoken(override string, low, high uint16) (uint16, uint16) {
+	if n, err := fmt.Sscanf(override, "%d-%d", &low, &high); override != "" && (n != 2 || err != nil) {
+		panic("transfer: versions must be LOW-HIGH")
+	}
+	return low, high
+}
+
+// ErrVersion says that two daemons have no protocol version in common.
+var ErrVersion = errors.New("no protocol version in common")
+
+// skew says who speaks what and who is to be upgraded.
+func skew(peer string, low, high uint16) error {
+	who := "upgrade node " + peer
+	if high > versionMax {
+		who = "upgrade this node"
+	}
+	return fmt.Errorf("%w: %w: this daemon speaks versions %d to %d of the protocol between daemons, node %s %d to %d: %s",
+		ErrHandshake, ErrVersion, versionMin, versionMax, peer, low, high, who)
+}
+
 var helloMagic = [8]byte{'H', 'E', 'A', 'D', 'R', 'A', 'C', 'E'}
 
 // ErrHandshake says why two daemons could not agree to speak.
 var ErrHandshake = errors.New("shake hands")
 
 var statusWords = map[uint16]string{
-	statusNoVersion: "no protocol version in common: one of the daemons is too old", statusFull: "the peer has too many connections",
+	statusFull:        "the peer has too many connections",
 	statusNotExpected: "the peer does not expect this connection", statusWrongProof: "the peer has another cluster key",
 }
 
@@ -159,6 +184,7 @@ func parseIdentity(node, epoch, transports []byte) (id identity, err error) {
 
 type challenge struct {
 	version, status uint16
+	low, high       uint16 // with statusNoVersion: what the sender speaks
 	nonce           [32]byte
 	from            identity
 }
@@ -170,7 +196,8 @@ func (c *challenge) marshal(key, helloBytes []byte) []byte {
 	b = append(b, helloMagic[:]...)
 	b = le.AppendUint16(b, c.version)
 	b = le.AppendUint16(b, c.status)
-	b = le.AppendUint32(b, 0)
+	b = le.AppendUint16(b, c.low)
+	b = le.AppendUint16(b, c.high)
 	b = append(b, c.nonce[:]...)
 	b = appendPadded(b, c.from.nodeID, ticket.IDMax+1)
 	b = le.AppendUint64(b, c.from.epoch)
@@ -180,13 +207,13 @@ func (c *challenge) marshal(key, helloBytes []byte) []byte {
 
 func parseChallenge(key, helloBytes, b []byte) (*challenge, error) {
 	le := binary.LittleEndian
-	if len(b) != challengeSize || [8]byte(b[:8]) != helloMagic || le.Uint32(b[12:]) != 0 {
+	if len(b) != challengeSize || [8]byte(b[:8]) != helloMagic || le.Uint16(b[10:]) != statusNoVersion && le.Uint32(b[12:]) != 0 {
 		return nil, fmt.Errorf("%w: not a headrace daemon", ErrProtocol)
 	}
 	if !hmac.Equal(prove(key, labelAccept, helloBytes, b[:184]), b[184:]) {
 		return nil, fmt.Errorf("%w: the peer has another cluster key", ErrHandshake)
 	}
-	c := &challenge{version: le.Uint16(b[8:]), status: le.Uint16(b[10:])}
+	c := &challenge{version: le.Uint16(b[8:]), status: le.Uint16(b[10:]), low: le.Uint16(b[12:]), high: le.Uint16(b[14:])}
 	copy(c.nonce[:], b[16:])
 	var err error
 	c.from, err = parseIdentity(b[48:112], b[112:120], b[120:184])
@@ -204,7 +231,7 @@ func prove(key []byte, label string, parts ...[]byte) []byte {
 
 // dialHandshake proves this end's key and checks the other's. The connection must have a deadline.
 func dialHandshake(c net.Conn, key []byte, self identity, kind, lane uint16, channel [16]byte) (identity, error) {
-	h := hello{versionMin: protocolVersion, versionMax: protocolVersion, kind: kind, lane: lane, channel: channel, from: self}
+	h := hello{versionMin: versionMin, versionMax: versionMax, kind: kind, lane: lane, channel: channel, from: self}
 	rand.Read(h.nonce[:])
 	said := h.marshal()
 	if _, err := c.Write(said); err != nil {
@@ -218,7 +245,10 @@ func dialHandshake(c net.Conn, key []byte, self identity, kind, lane uint16, cha
 	if err != nil {
 		return identity{}, err
 	}
-	if ch.status != statusOK || ch.version != protocolVersion {
+	if ch.status == statusNoVersion || ch.status == statusOK && (ch.version < versionMin || ch.version > versionMax) {
+		return identity{}, skew(ch.from.nodeID, ch.low, ch.high)
+	}
+	if ch.status != statusOK {
 		return identity{}, refusal(ch.status)
 	}
 	if _, err := c.Write(prove(key, labelDial, said, answer)); err != nil {
@@ -255,10 +285,10 @@ func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit fun
 	if err != nil {
 		return nil, err
 	}
-	ch := challenge{version: protocolVersion, from: self}
+	ch := challenge{version: min(h.versionMax, versionMax), from: self}
 	switch {
-	case h.versionMin > protocolVersion || h.versionMax < protocolVersion:
-		ch.version, ch.status = 0, statusNoVersion
+	case h.versionMin > versionMax || h.versionMax < versionMin:
+		ch.version, ch.status, ch.low, ch.high = 0, statusNoVersion, versionMin, versionMax
 	case full:
 		ch.status = statusFull
 	}
@@ -266,6 +296,9 @@ func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit fun
 	answer := ch.marshal(key, said)
 	if _, err := c.Write(answer); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHandshake, err)
+	}
+	if ch.status == statusNoVersion {
+		return nil, skew(h.from.nodeID, h.versionMin, h.versionMax)
 	}
 	if ch.status != statusOK {
 		return nil, fmt.Errorf("%w: %s", ErrHandshake, statusWords[ch.status])

@@ -37,6 +37,10 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 			return c, nil
 		}
 	}
+	if s := e.skewed[node]; s != nil && time.Now().Before(s.until) {
+		e.mu.Unlock()
+		return nil, s.err
+	}
 	call := e.dials[node]
 	if call == nil {
 		call = &dialCall{done: make(chan struct{})}
@@ -48,6 +52,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 				}
 			}
 			e.mu.Lock()
+			e.noteSkew(node, call.err)
 			delete(e.dials, node)
 			e.mu.Unlock()
 			close(call.done)
@@ -60,6 +65,36 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// skewPause is how long a peer that speaks no version of ours is not dialled again: it will not change by itself.
+const skewPause = 10 * time.Second
+
+// skewedMax bounds how many such peers are remembered.
+const skewedMax = 1024
+
+type skewedPeer struct {
+	err          error
+	since, until time.Time
+}
+
+// noteSkew remembers a peer with which there is no common version, or forgets it. The caller holds e.mu.
+func (e *Engine) noteSkew(node string, err error) {
+	old := e.skewed[node]
+	if !errors.Is(err, ErrVersion) {
+		delete(e.skewed, node)
+		return
+	}
+	e.totals.skews.Add(1)
+	now := time.Now()
+	if old == nil {
+		if len(e.skewed) >= skewedMax {
+			return
+		}
+		old = &skewedPeer{since: now}
+		e.log.Error("peer cannot be used", "peer", node, "error", err)
+	}
+	e.skewed[node] = &skewedPeer{err: err, since: old.since, until: now.Add(skewPause)}
 }
 
 // open dials a node over the transports that both ends can use, in the order of preference.
@@ -241,6 +276,9 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 	if err != nil {
 		conn.Close()
 		e.totals.handshakes.Add(1)
+		if errors.Is(err, ErrVersion) {
+			e.totals.skews.Add(1)
+		}
 		e.log.Warn("refused a data connection", "from", conn.RemoteAddr().String(), "error", err)
 		if c != nil && h == nil && c.conn == conn {
 			c.close(err)

@@ -71,7 +71,7 @@ func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (
 	page := uint64(max(int64(os.Getpagesize()), blksize)) // of a hugetlb memfd: the huge page
 	mapping, err := unix.Mmap(fd, 0, int((size+page-1)/page*page), prot, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("%w: map %d bytes: %w", ErrRegion, size, err)
+		return nil, fmt.Errorf("%w: map %d bytes: %w: this process may map no more (ulimit -v, the cgroup's memory, vm.max_map_count): lend less or raise it", ErrRegion, size, err)
 	}
 	r := &Region{id: id, layout: l, mem: mapping[:size:size], mapping: mapping, readOnly: flags&RegionReadOnly != 0, lent: make(map[uint32]LeaseID)}
 	return r, nil

@@ -14,8 +14,16 @@ type Status struct {
 	Leases       []LeaseStatus     `json:"leases"`
 	Channels     []ChannelStatus   `json:"channels"`
 	Totals       Totals            `json:"totals"`
+	Unusable     []PeerRefusal     `json:"peers_unusable,omitempty"`
 	Tickets      int               `json:"tickets_remembered"`
 	Draining     bool              `json:"draining"` // it gives way to a successor
+}
+
+// PeerRefusal is a peer with which there is no common protocol version.
+type PeerRefusal struct {
+	Node   string    `json:"node"`
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"`
 }
 
 // Totals count since the engine started.
@@ -33,6 +41,7 @@ type Totals struct {
 	LeasesExpired    uint64 `json:"leases_expired"`
 	LeasesMoved      uint64 `json:"leases_moved"`    // given back unpresented, for the successor of this daemon
 	PresentedAgain   uint64 `json:"presented_again"` // to the successor of a peer
+	VersionRefusals  uint64 `json:"version_refusals"`
 	TicketsRefused   uint64 `json:"tickets_refused"`
 	ChannelsOpened   uint64 `json:"channels_opened"`
 	ChannelsDied     uint64 `json:"channels_died"`

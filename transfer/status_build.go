@@ -15,7 +15,7 @@ func (e *Engine) Status() Status {
 			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),
 			LeasesPresented: t.presented.Load(), LeasesSettled: t.settled.Load(), LeasesRevoked: t.revoked.Load(), LeasesExpired: t.expired.Load(),
 			TicketsRefused: t.refused.Load(), ChannelsOpened: t.opened.Load(), ChannelsDied: t.died.Load(), HandshakesFailed: t.handshakes.Load(),
-			FencesForced: t.forced.Load(), PiecesVerified: t.verified.Load(), PiecesAltered: t.altered.Load(), PiecesResent: t.resent.Load(), LeasesMoved: t.moved.Load(), PresentedAgain: t.again.Load(),
+			FencesForced: t.forced.Load(), PiecesVerified: t.verified.Load(), PiecesAltered: t.altered.Load(), PiecesResent: t.resent.Load(), LeasesMoved: t.moved.Load(), PresentedAgain: t.again.Load(), VersionRefusals: t.skews.Load(),
 		},
 	}
 	e.mu.Lock()
@@ -27,7 +27,11 @@ func (e *Engine) Status() Status {
 	for c := range e.channels {
 		channels = append(channels, c)
 	}
+	for node, p := range e.skewed {
+		s.Unusable = append(s.Unusable, PeerRefusal{Node: node, Reason: p.err.Error(), Since: p.since})
+	}
 	e.mu.Unlock()
+	slices.SortFunc(s.Unusable, func(a, b PeerRefusal) int { return cmp.Compare(a.Node, b.Node) })
 	for _, c := range clients {
 		cs, leases := c.status()
 		s.Engines = append(s.Engines, cs)

@@ -226,6 +226,9 @@ func (d daemon) Epoch() uint64  { return d.Info().Epoch }
 func (w *worker) dial(ctx context.Context, onEvent func(transfer.Event)) (engine.Daemon, []transfer.RegionID, error) {
 	c, err := nodeclient.Dial(ctx, w.cfg.Socket, nodeclient.Options{EngineID: w.cfg.ID, OnEvent: onEvent, Logger: w.cfg.Logger})
 	if err != nil {
+		if errors.Is(err, nodeclient.ErrVersion) {
+			err = fmt.Errorf("%w: %w", engine.ErrVersion, err)
+		}
 		return nil, nil, err
 	}
 	var regions []transfer.RegionID

@@ -57,7 +57,7 @@ func (r *Report) OK() bool {
 // Run makes all checks of this host, whose /proc and /sys are below root ("/" outside tests).
 func Run(root fs.FS) *Report {
 	return &Report{Checks: []Check{
-		checkCPU(root), checkMemfd(), checkPidfd(), checkVerbs(cgo.Probe()), checkMemlock(), checkHugepages(root),
+		checkCPU(root), checkMemfd(), checkPidfd(), checkVerbs(cgo.Probe()), checkMemlock(), checkFiles(), checkHugepages(root),
 		checkSendBuffer(root),
 	}}
 }
@@ -126,6 +126,23 @@ func checkMemlock() Check {
 	c.Detail = fmt.Sprintf("%d KiB a process", l.Cur>>10)
 	if l.Cur < 1<<30 {
 		c.Answer, c.Remedy = Lacking, "RDMA registers whole KV caches: ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or CAP_IPC_LOCK"
+	}
+	return c
+}
+
+// filesWanted is room for a thousand channels of a few lanes and the engines' regions.
+const filesWanted = 8192
+
+func checkFiles() Check {
+	c := Check{Name: "open files", Answer: Yes}
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		c.Answer, c.Detail = Unknown, fmt.Sprintf("getrlimit: %v", err)
+		return c
+	}
+	c.Detail = fmt.Sprintf("up to %d a process", l.Max) // the soft limit is raised to it at the start of every part
+	if l.Max < filesWanted {
+		c.Answer, c.Remedy = Lacking, "each channel takes a file a lane, each client one at the router: ulimit -Hn 65536, or LimitNOFILE=65536 in the unit"
 	}
 	return c
 }

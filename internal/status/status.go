@@ -50,6 +50,7 @@ type WorkerStatus struct {
 	Running           int    `json:"running"`
 	Waiting           int    `json:"waiting"`
 	Node              string `json:"node"`
+	NodeProblem       string `json:"node_problem,omitempty"` // why it has no daemon
 	BlocksTotal       int    `json:"blocks_total"`
 	BlocksFree        int    `json:"blocks_free"`
 	BlocksCached      int    `json:"blocks_cached"`
@@ -70,7 +71,11 @@ type NodeStatus struct {
 		EngineID string `json:"engine_id"`
 		Leases   int    `json:"leases"`
 	} `json:"engines"`
-	Leases   []Lease   `json:"leases"`
+	Leases   []Lease `json:"leases"`
+	Unusable []struct {
+		Node   string `json:"node"`
+		Reason string `json:"reason"`
+	} `json:"peers_unusable,omitempty"`
 	Channels []Channel `json:"channels"`
 }
 
@@ -185,6 +190,25 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 	return t.Flush()
 }
 
+// problem is what to show as a part's state.
+func (w *Worker) problem() string {
+	if w.Error == "" && w.Status != nil {
+		return w.Status.NodeProblem
+	}
+	return w.Error
+}
+
+func (n *Node) problem() string {
+	if n.Error != "" || n.Status == nil {
+		return n.Error
+	}
+	var why []string
+	for _, p := range n.Status.Unusable {
+		why = append(why, p.Reason)
+	}
+	return strings.Join(why, "; ")
+}
+
 func (r *Report) printRouters(t io.Writer) {
 	fmt.Fprintf(t, "ROUTER\tENDPOINT\tPID\tUP\tSTATE\n")
 	for _, x := range r.Routers {
@@ -205,7 +229,7 @@ func (r *Report) printWorkers(t io.Writer) {
 			node = "none"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n",
-			w.ID, w.Role, w.Model, node, blocks, running, waiting, w.PID, since(w.Started), state(w.Error))
+			w.ID, w.Role, w.Model, node, blocks, running, waiting, w.PID, since(w.Started), state(w.problem()))
 	}
 }
 
@@ -216,7 +240,7 @@ func (r *Report) printNodes(t io.Writer) {
 		if n.Status != nil {
 			engines, leases = fmt.Sprint(len(n.Status.Engines)), fmt.Sprint(len(n.Status.Leases))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", n.ID, n.Host, n.DataAddr, engines, leases, n.PID, since(n.Started), state(n.Error))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", n.ID, n.Host, n.DataAddr, engines, leases, n.PID, since(n.Started), state(n.problem()))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 )
 
 const (
@@ -26,7 +27,9 @@ type logSink struct {
 	mu    sync.Mutex // guards what follows
 	file  *os.File
 	bytes int64
-	last  string // the last line that was not empty
+	last  string    // the last line that was not empty
+	lost  int       // lines that the disk had no room for, since the last that it took
+	retry time.Time // when to open the file again
 }
 
 // lockedWriter lets children's lines mix but never within a line.
@@ -87,20 +90,43 @@ func (s *logSink) write(line []byte) {
 	if s.stream != nil {
 		_, _ = fmt.Fprintf(s.stream, "%-10s | %s\n", s.name, line)
 	}
-	if s.file == nil {
-		return
+	if s.path != "" {
+		s.append(line)
 	}
-	if s.bytes > logBytesMax {
+}
+
+// append writes a line to the file. A full disk must not stop the child: what it has no room for is dropped, counted, and
+// spoken of as soon as there is room again. Whoever calls holds s.mu.
+func (s *logSink) append(line []byte) {
+	if s.file != nil && s.bytes > logBytesMax {
 		_ = s.file.Close()
 		_ = os.Rename(s.path, s.path+".1")
-		if s.open() != nil {
-			s.file = nil // a full disk must not stop the child
+		s.file = nil
+	}
+	if s.file == nil {
+		if now := time.Now(); now.Before(s.retry) || s.open() != nil {
+			s.lost++
+			if !now.Before(s.retry) {
+				s.retry = now.Add(reopenAfter)
+			}
 			return
 		}
 	}
-	n, _ := fmt.Fprintf(s.file, "%s\n", line)
-	s.bytes += int64(n)
+	text := fmt.Appendf(nil, "%s\n", line)
+	if s.lost > 0 {
+		text = append(fmt.Appendf(nil, "headrace up: %d lines of this log were lost: the disk was full\n", s.lost), text...)
+	}
+	n, err := s.file.Write(text)
+	if err == nil {
+		s.lost, s.bytes = 0, s.bytes+int64(n)
+		return
+	}
+	s.lost++
+	_ = s.file.Truncate(s.bytes) // no half lines
 }
+
+// reopenAfter is how often a log that could not be opened is tried again.
+const reopenAfter = time.Second
 
 func (s *logSink) lastLine() string {
 	s.mu.Lock()

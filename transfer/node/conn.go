@@ -39,7 +39,7 @@ type conn struct {
 
 func (s *server) serve(uc *net.UnixConn) {
 	defer uc.Close()
-	c := &conn{s: s, uc: uc, version: wire.VersionMax, gone: make(chan struct{}), slots: make(chan struct{}, s.cfg.MaxInflight),
+	c := &conn{s: s, uc: uc, version: uint8(wire.VersionMax), gone: make(chan struct{}), slots: make(chan struct{}, s.cfg.MaxInflight),
 		out: newQueue(s.cfg.EventFrames, s.cfg.EventBytes)}
 	reader := wire.NewReader(uc)
 	silence, err := c.attach(reader)
@@ -67,7 +67,7 @@ func (s *server) serve(uc *net.UnixConn) {
 // attach answers HELLO. On an error the engine has been told.
 func (c *conn) attach(reader *wire.Reader) (silence time.Duration, err error) {
 	refuse := func(request uint64, e *wire.Error) error {
-		frame, _ := wire.AppendFrame(nil, wire.VersionMax, 0, request, e)
+		frame, _ := wire.AppendFrame(nil, uint8(wire.VersionMax), 0, request, e)
 		hurry(c.uc, c.s.cfg.FlushTimeout)
 		_, _ = c.uc.Write(frame)
 		return e
@@ -118,8 +118,8 @@ func parseHello(f *wire.Frame) (wire.Hello, *wire.Error) {
 		return wire.Hello{}, wire.Errorf(wire.CodeDescriptor, "descriptors came with HELLO, which carries none")
 	}
 	if v, ok := wire.HelloVersions(f.Payload); ok && (v.Min > wire.VersionMax || v.Max < wire.VersionMin || v.Min > v.Max) {
-		return wire.Hello{}, wire.Errorf(wire.CodeVersion, "this daemon speaks protocol versions %d to %d, the engine %d to %d: upgrade the older of the two",
-			wire.VersionMin, wire.VersionMax, v.Min, v.Max)
+		return wire.Hello{}, wire.Errorf(wire.CodeVersion, "this daemon speaks versions %d to %d of the protocol with engines, the engine %d to %d: upgrade the %s",
+			wire.VersionMin, wire.VersionMax, v.Min, v.Max, map[bool]string{true: "daemon", false: "engine"}[v.Max > wire.VersionMax])
 	}
 	m, err := wire.Parse(wire.TypeHello, f.Payload)
 	if err != nil {

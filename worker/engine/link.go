@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,9 @@ type Daemon interface {
 	Close() error
 }
 
+// ErrVersion is what a Dialer's error is when engine and daemon have no protocol version in common.
+var ErrVersion = errors.New("no protocol version in common with the node daemon")
+
 // Dialer connects to the daemon and lends it the cache. Events are delivered in order. Its success says also that the
 // daemon it names has fenced everything of earlier connections.
 type Dialer func(ctx context.Context, onEvent func(transfer.Event)) (Daemon, []transfer.RegionID, error)
@@ -42,6 +46,7 @@ type Link struct {
 	// retiring are connections to daemons that gave way: the loop's. What they were asked ends there.
 	retiring []*conn
 	id       atomic.Pointer[string]
+	problem  atomic.Pointer[string] // why there is no daemon
 }
 
 // node is the id of the connected daemon, or "".
@@ -114,6 +119,8 @@ func (c *conn) drain() {
 const (
 	redialMin = 20 * time.Millisecond
 	redialMax = time.Second
+	// redialSkewed is the pause after a refusal for the protocol's version.
+	redialSkewed = 5 * time.Second
 )
 
 // Run connects, and connects again when the daemon was lost or gives way, until ctx ends. up is told of every change.
@@ -121,6 +128,7 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 	wait := redialMin
 	var lost []*conn  // whose blocks may be in quarantine
 	var before Daemon // gives way
+	said := ""        // of what is wrong
 	var tended sync.WaitGroup
 	defer tended.Wait()
 	for ctx.Err() == nil {
@@ -132,14 +140,22 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 				l.id.Store(nil)
 				up(nil)
 			}
-			if wait == redialMax {
+			// Two that do not speak the same version will not learn it: one of them has to be replaced first.
+			if errors.Is(err, ErrVersion) {
+				wait = redialSkewed
+			}
+			if text := err.Error(); wait >= redialMax && text != said {
+				said = text
 				l.e.log.Warn("connect to the node daemon; whole requests are served meanwhile", "err", err)
 			}
+			l.problem.Store(&said)
 			pause(ctx, wait)
-			wait = min(2*wait, redialMax)
+			wait = min(2*wait, max(wait, redialMax))
 			continue
 		}
 		wait = redialMin
+		said = ""
+		l.problem.Store(nil)
 		c.daemon, c.regions, before = d, regions, nil
 		lost = fencedBy(lost, d)
 		l.e.log.Info("lent the KV cache to the node daemon", "epoch", d.Epoch())

@@ -4,11 +4,12 @@ import "github.com/headrace/headrace/worker/api"
 
 // Status is a snapshot of the engine as of its last step, for people and for `headrace status`.
 type Status struct {
-	Role    string `json:"role,omitempty"`
-	Node    string `json:"node,omitempty"` // id of the connected daemon, "" while there is none
-	Running int    `json:"running"`
-	Waiting int    `json:"waiting"`
-	Fencing int    `json:"fencing"` // ended requests whose blocks wait for their fence
+	Role        string `json:"role,omitempty"`
+	Node        string `json:"node,omitempty"`         // id of the connected daemon, "" while there is none
+	NodeProblem string `json:"node_problem,omitempty"` // why there is none
+	Running     int    `json:"running"`
+	Waiting     int    `json:"waiting"`
+	Fencing     int    `json:"fencing"` // ended requests whose blocks wait for their fence
 
 	BlocksTotal       int `json:"blocks_total"`
 	BlocksFree        int `json:"blocks_free"`   // held by nobody; includes the cached ones
@@ -35,6 +36,9 @@ func (e *Engine) Status() any {
 func (e *Engine) Snapshot() Status {
 	st := *e.stats.Load()
 	st.Node = e.link.node()
+	if p := e.link.problem.Load(); p != nil && st.Node == "" {
+		st.NodeProblem = *p
+	}
 	return st
 }
 

@@ -25,6 +25,9 @@ import (
 // ErrClosed is what calls on a closed client give.
 var ErrClosed = errors.New("client of the node daemon is closed")
 
+// ErrVersion says that this engine and the daemon have no protocol version in common.
+var ErrVersion = errors.New("no protocol version in common")
+
 // dialTimeout bounds Dial where its context does not. The daemon itself waits 5 s for an earlier connection's fence.
 const dialTimeout = 8 * time.Second
 
@@ -113,7 +116,7 @@ func Dial(ctx context.Context, socketPath string, opts Options) (*Client, error)
 	if err != nil {
 		return nil, fmt.Errorf("connect to node daemon at %s: %w (is `headrace node` running?)", socketPath, err)
 	}
-	c := &Client{conn: nc.(*net.UnixConn), opts: opts, log: opts.Logger, version: wire.VersionMax, waiting: make(map[uint64]chan answer),
+	c := &Client{conn: nc.(*net.UnixConn), opts: opts, log: opts.Logger, version: uint8(wire.VersionMax), waiting: make(map[uint64]chan answer),
 		out: make(chan outgoing, 64), events: newEvents(), done: make(chan struct{}), leaving: make(chan struct{}), closing: make(chan struct{})}
 	if err := c.attach(ctx); err != nil {
 		_ = c.conn.Close()
@@ -138,7 +141,7 @@ func (c *Client) attach(ctx context.Context) error {
 	c.pidfd = pidfd
 	stop := context.AfterFunc(ctx, func() { _ = c.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	frame, err := wire.AppendFrame(nil, wire.VersionMax, 0, 1, wire.Hello{VersionMin: wire.VersionMin, VersionMax: wire.VersionMax,
+	frame, err := wire.AppendFrame(nil, uint8(wire.VersionMax), 0, 1, wire.Hello{VersionMin: wire.VersionMin, VersionMax: wire.VersionMax,
 		SilenceMS: uint32(max(c.opts.Silence, 0).Milliseconds()), EngineID: c.opts.EngineID})
 	if err != nil {
 		return err

@@ -108,7 +108,7 @@ func attach(t *testing.T, hello wire.Message, opts Options, serve func(f *fake, 
 }
 
 func (f *fake) send(request uint64, m wire.Message) {
-	b, err := wire.AppendFrame(nil, wire.VersionMax, 0, request, m)
+	b, err := wire.AppendFrame(nil, uint8(wire.VersionMax), 0, request, m)
 	if err != nil {
 		f.t.Error(err)
 	}

@@ -32,7 +32,7 @@ func socketpair(t *testing.T) (a, b *net.UnixConn) {
 
 func mustFrame(t *testing.T, m Message) []byte {
 	t.Helper()
-	b, err := AppendFrame(nil, VersionMax, 0, 1, m)
+	b, err := AppendFrame(nil, uint8(VersionMax), 0, 1, m)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func fuzz(f *testing.F, typ Type) {
 		if m.Type() != typ {
 			t.Fatalf("parsed a %s from a %s", m.Type(), typ)
 		}
-		frame, err := AppendFrame(nil, VersionMax, 0, 1, m)
+		frame, err := AppendFrame(nil, uint8(VersionMax), 0, 1, m)
 		if err != nil {
 			t.Fatalf("parsed what cannot be sent: %v", err)
 		}
@@ -53,7 +53,7 @@ func FuzzEvent(f *testing.F)          { fuzz(f, TypePresented) }
 // FuzzFrame reads arbitrary bytes as a header and what follows.
 func FuzzFrame(f *testing.F) {
 	for _, m := range samples() {
-		b, _ := AppendFrame(nil, VersionMax, 0, goldenID(m), m)
+		b, _ := AppendFrame(nil, uint8(VersionMax), 0, goldenID(m), m)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -12,10 +12,17 @@ const Magic = 0x31555248
 const HeaderLen = 24
 
 // The versions this code speaks. HELLO carries the sender's range, HELLO_OK the one chosen.
-const (
-	VersionMin = 2
-	VersionMax = 2
-)
+var VersionMin, VersionMax = spoken(versions, 2, 2)
+
+// versions is a build's override of them, "LOW-HIGH", set by the linker: for tests of skew.
+var versions string
+
+func spoken(override string, low, high uint16) (uint16, uint16) {
+	if n, err := fmt.Sscanf(override, "%d-%d", &low, &high); override != "" && (n != 2 || err != nil) {
+		panic("wire: versions must be LOW-HIGH")
+	}
+	return low, high
+}
 
 // Limits of one message. HELLO_OK announces the payload limit; the others are part of the version.
 const (

@@ -52,7 +52,7 @@ func TestGolden(t *testing.T) {
 	var seen = map[Type]bool{}
 	for i, m := range samples() {
 		seen[m.Type()] = true
-		frame, err := AppendFrame(nil, VersionMax, 0, goldenID(m), m)
+		frame, err := AppendFrame(nil, uint8(VersionMax), 0, goldenID(m), m)
 		if err != nil {
 			t.Fatalf("%s: %v", m.Type(), err)
 		}
@@ -64,7 +64,7 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%s: got %s\nwant %s %s", m.Type(), got, want[i].Name, want[i].Hex)
 		}
 		h, err := ParseHeader(frame)
-		if err != nil || h.Type != m.Type() || int(h.Length) != len(frame)-HeaderLen || h.Version != VersionMax {
+		if err != nil || h.Type != m.Type() || int(h.Length) != len(frame)-HeaderLen || h.Version != uint8(VersionMax) {
 			t.Errorf("%s: header %+v, %v", m.Type(), h, err)
 		}
 		back, err := Parse(h.Type, frame[HeaderLen:])
