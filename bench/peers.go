@@ -69,6 +69,9 @@ func (s *session) startPeers(ctx context.Context, transport string) error {
 		var hello struct{ What, Error string }
 		if err := h.ask("", &hello); err != nil || hello.Error != "" {
 			h.stop()
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			s.note("%s over %s: not measured, %v", name, transport, errors.Join(err, orNil(hello.Error)))
 			continue
 		}

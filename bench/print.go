@@ -31,6 +31,9 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 	}
 	m := r.Machine
 	_, err := fmt.Fprintf(w, "%s profile, %.0f s; %d CPUs, load %s before, up to %.2f cores used by others, %s, %s\n", r.Profile, r.Seconds, m.CPUs, m.Load1, m.ForeignCores, m.Kernel, m.Go)
+	if m.ForeignCores > busyCores {
+		_, err = fmt.Fprintf(w, "others used the CPUs too (foreign_cores in --json says beside which rows): measure again on a quiet machine\n")
+	}
 	if !r.Complete {
 		_, err = fmt.Fprintln(w, "INTERRUPTED: this is what was measured so far")
 	}
@@ -42,6 +45,9 @@ func printJSON(w io.Writer, doc any) error {
 	enc.SetIndent("", "  ")
 	return enc.Encode(doc)
 }
+
+// busyCores is how much of others' work makes figures doubtful. Below it are the kernel's own threads and the clock's ticks.
+const busyCores = 0.2
 
 // table writes rows of cells aligned to the right.
 func table(w io.Writer, title string, head []string, rows [][]string) {

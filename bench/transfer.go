@@ -220,8 +220,8 @@ func (s *session) contestant(transport, name, what string) {
 	}
 }
 
-// race measures a row's contestants and keeps the row, also when it was cut short.
-func (s *session) race(ctx context.Context, row Row, list []contestant) error {
+// race measures a row's contestants, ours first and on a rig, and keeps the row, also when it was cut short.
+func (s *session) race(ctx context.Context, r *rig, row Row, list []contestant) error {
 	what := fmt.Sprintf("%s %s %d KiB", row.Part, row.Transport, row.BlockBytes/kib)
 	switch row.Part {
 	case partBatches:
@@ -232,7 +232,7 @@ func (s *session) race(ctx context.Context, row Row, list []contestant) error {
 		what += fmt.Sprintf(", %d engines", row.Engines)
 	}
 	var foreign []float64
-	list[0].run = withForeign(list[0].run, &foreign)
+	list[0].run = withForeign(list[0].run, r.cpu, &foreign)
 	runs, notes, err := race(ctx, s.o.Rounds, list, s.o.Progress, what)
 	s.r.NotMeasured = append(s.r.NotMeasured, notes...)
 	if len(runs[list[0].name]) == 0 {
@@ -244,17 +244,18 @@ func (s *session) race(ctx context.Context, row Row, list []contestant) error {
 		}
 	}
 	row.fill(list, runs)
-	s.r.Machine.ForeignCores = max(s.r.Machine.ForeignCores, median(foreign))
+	row.ForeignCores = median(foreign)
+	s.r.Machine.ForeignCores = max(s.r.Machine.ForeignCores, row.ForeignCores)
 	s.r.Rows = append(s.r.Rows, row)
 	return err
 }
 
-// withForeign also notes how many cores others used while it ran.
-func withForeign(run func(context.Context) (Measure, error), cores *[]float64) func(context.Context) (Measure, error) {
+// withForeign also notes how many cores others used while it ran: what the machine used less what is known.
+func withForeign(run func(context.Context) (Measure, error), known func() float64, cores *[]float64) func(context.Context) (Measure, error) {
 	return func(ctx context.Context) (Measure, error) {
-		busy, start := busyCPU(), time.Now()
+		busy, cpu, start := busyCPU(), known(), time.Now()
 		m, err := run(ctx)
-		*cores = append(*cores, max(busyCPU()-busy-m.CPUSeconds, 0)/time.Since(start).Seconds())
+		*cores = append(*cores, max(busyCPU()-busy-(known()-cpu), 0)/time.Since(start).Seconds())
 		return m, err
 	}
 }
