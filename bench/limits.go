@@ -100,14 +100,15 @@ func (l *limits) contestants(transport string, block int, bytes int64) []contest
 
 // Names of contestants that verdicts look for.
 const (
-	ours      = "headrace"
-	loopTCP   = "loop"
-	loopCopy1 = "copy x1"
-	loopCopy2 = "copy x2"
-	plain1    = "plain x1"
-	plain2    = "plain x2"
-	iperf     = "iperf3"
-	iperf1M   = "iperf3 -l 1M"
-	mooncake  = "mooncake"
-	nixl      = "nixl"
+	ours         = "headrace"
+	oursMessages = "headrace, messages"
+	loopTCP      = "loop"
+	loopCopy1    = "copy x1"
+	loopCopy2    = "copy x2"
+	plain1       = "plain x1"
+	plain2       = "plain x2"
+	iperf        = "iperf3"
+	iperf1M      = "iperf3 -l 1M"
+	mooncake     = "mooncake"
+	nixl         = "nixl"
 )

@@ -221,7 +221,6 @@ func (o ModelOptions) over(ctx context.Context, r *ModelReport, transport, dir s
 		return err
 	}
 	defer func() { err = errors.Join(err, rig.close()) }()
-	r.Submission = submission(ctx, rig.pairs[0].p)
 	m := &modelRun{o: o, r: r, p: rig.pairs[0]}
 	for _, p := range prompts {
 		row, err := m.measure(ctx, p)
@@ -248,6 +247,9 @@ func (m *modelRun) measure(ctx context.Context, p prompt) (ModelRow, error) {
 	}
 	var err error
 	if row.Verified, err = m.p.verify(); err != nil {
+		return row, err
+	}
+	if m.r.Submission, err = submission(ctx, m.p); err != nil {
 		return row, err
 	}
 	var after, tail []float64

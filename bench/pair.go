@@ -44,7 +44,7 @@ type flight struct {
 	settled   chan error       // both sides' ends
 }
 
-func newPair(ctx context.Context, r *rig, number int, memory int64) (*pair, error) {
+func newPair(ctx context.Context, r *rig, number int, memory int64, messages bool) (*pair, error) {
 	p := &pair{rig: r, number: number, flights: make(map[[16]byte]*flight)}
 	var err error
 	if p.src, err = filled(memory, 0); err != nil {
@@ -56,10 +56,10 @@ func newPair(ctx context.Context, r *rig, number int, memory int64) (*pair, erro
 	if p.dst, err = filled(memory, 0xee); err != nil {
 		return p, err
 	}
-	if p.p, err = nodeclient.Dial(ctx, r.pNode().Socket, nodeclient.Options{EngineID: p.id("p"), OnEvent: p.event}); err != nil {
+	if p.p, err = nodeclient.Dial(ctx, r.pNode().Socket, nodeclient.Options{EngineID: p.id("p"), OnEvent: p.event, Messages: messages}); err != nil {
 		return p, err
 	}
-	p.d, err = nodeclient.Dial(ctx, r.dNode().Socket, nodeclient.Options{EngineID: p.id("d"), OnEvent: p.event})
+	p.d, err = nodeclient.Dial(ctx, r.dNode().Socket, nodeclient.Options{EngineID: p.id("d"), OnEvent: p.event, Messages: messages})
 	return p, err
 }
 

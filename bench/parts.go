@@ -5,12 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"github.com/headrace/headrace/transfer/node/nodeclient"
 )
 
-// submission says how an engine's requests reach its daemon.
-func submission(context.Context, *nodeclient.Client) string { return "message" }
+// submission says how an engine's requests have reached its daemon: by ring or by message.
+func submission(ctx context.Context, p *pair) (string, error) {
+	st, err := p.p.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range st.Engines {
+		if e.EngineID == p.id("p") && e.Submission.RingPushes > e.Submission.MessagePushes {
+			return "ring", nil
+		}
+	}
+	return "message", nil
+}
 
 // ready gives the rig's memory blocks of that size, moves everything once and verifies it.
 func (s *session) ready(ctx context.Context, r *rig, row *Row) error {
@@ -18,8 +27,11 @@ func (s *session) ready(ctx context.Context, r *rig, row *Row) error {
 		return err
 	}
 	var err error
-	row.Verified, err = r.verify(ctx)
+	if row.Verified, err = r.verify(ctx); err != nil {
+		return err
+	}
 	row.SetupMicros = median(r.pairs[0].setup)
+	s.r.Submission, err = submission(ctx, s.rig.pairs[0])
 	return err
 }
 
@@ -55,17 +67,32 @@ type timer struct {
 	run  func() ([]float64, error)
 }
 
-// latency measures one block at a time.
+// latency measures one block at a time, and the same with messages in place of the ring.
 func (s *session) latency(ctx context.Context, t string) error {
+	messages, err := newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: s.o.Lanes, engines: 1, memory: s.o.Region, messages: true})
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.latencies(ctx, t, messages), messages.close())
+}
+
+func (s *session) latencies(ctx context.Context, t string, messages *rig) error {
+	s.contestant(t, oursMessages, "the same, engines that do not use the ring in shared memory")
 	for _, block := range s.p.latencyBlocks {
 		if err := s.ready(ctx, s.rig, &Row{BlockBytes: block}); err != nil {
 			return err
 		}
+		if err := messages.lend(ctx, blockLayout(block)); err != nil {
+			return err
+		}
 		count := min(s.p.samples, int(s.o.Region)/block)
-		list := []timer{{ours, func() ([]float64, error) {
-			_, took, err := s.rig.pairs[0].paced(ctx, 1, count)
-			return took, err
-		}}}
+		paced := func(r *rig) func() ([]float64, error) {
+			return func() ([]float64, error) {
+				_, took, err := r.pairs[0].paced(ctx, 1, count)
+				return took, err
+			}
+		}
+		list := []timer{{ours, paced(s.rig)}, {oursMessages, paced(messages)}}
 		for _, p := range s.peers {
 			list = append(list, timer{p.name, func() ([]float64, error) { return p.latency(block, count) }})
 		}

@@ -28,6 +28,7 @@ type rigOptions struct {
 	lanes     int
 	engines   int   // pairs
 	memory    int64 // of all pairs, on each side
+	messages  bool  // without the ring
 }
 
 func newRig(ctx context.Context, o rigOptions) (r *rig, err error) {
@@ -58,7 +59,7 @@ func newRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 		r.daemons = append(r.daemons, d)
 	}
 	for i := range o.engines {
-		p, err := newPair(ctx, r, i, o.memory/int64(o.engines))
+		p, err := newPair(ctx, r, i, o.memory/int64(o.engines), o.messages)
 		if p != nil {
 			r.pairs = append(r.pairs, p)
 		}

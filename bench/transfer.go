@@ -195,7 +195,6 @@ func (s *session) transport(ctx context.Context, t string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.rig.close()) }()
-	s.r.Submission = submission(ctx, s.rig.pairs[0].p)
 	for _, part := range Parts {
 		if !slices.Contains(s.o.Parts, part) {
 			continue
