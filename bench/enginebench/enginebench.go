@@ -233,4 +233,3 @@ func median(v []float64) float64 {
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-

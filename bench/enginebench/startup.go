@@ -74,7 +74,9 @@ func (s *Startup) once(ctx context.Context, o *Options) (err error) {
 	s.Rounds = append(s.Rounds, ms(time.Since(started)))
 	err = s.memory(cmd.Process.Pid)
 	cancel()
-	<-ended
+	if end := <-ended; !errors.Is(end, context.Canceled) { // it did not end by the signal just sent
+		err = errors.Join(err, end)
+	}
 	return err
 }
 

@@ -35,7 +35,7 @@ type Impl struct {
 	q40, q41     quantFns
 	q80          quantFns
 	mix16        []mixFn // indexed by queries
-	mix64        []mixFn // nil where 16 floats at a time is all there is
+	mix32, mix64 []mixFn // nil where 16 floats at a time is all there is
 	expSum       func(x *float32, peak float32, n16 uintptr, sum *float32)
 	maxOf        func(x *float32, n16 uintptr, out *float32)
 	siluMul      func(g, u *float32, n16 uintptr)

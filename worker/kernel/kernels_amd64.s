@@ -8197,6 +8197,318 @@ loop:
 	VZEROUPPER
 	RET
 
+// func mixD32Q1AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q1AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	MOVQ    out+32(FP), CX
+	MOVQ    ostride+40(FP), DX
+	MOVQ    v+16(FP), DX
+	MOVQ    vstride+24(FP), BX
+	VMOVUPS (CX), Z0
+	VMOVUPS 64(CX), Z1
+	LEAQ    (DX)(BX*4), SI
+	MOVQ    n+48(FP), DI
+
+loop:
+	PREFETCHT0   (SI)
+	PREFETCHT0   64(SI)
+	ADDQ         BX, SI
+	VMOVUPS      (DX), Z2
+	VMOVUPS      64(DX), Z3
+	VBROADCASTSS (AX), Z4
+	VFMADD231PS  Z4, Z2, Z0
+	VFMADD231PS  Z4, Z3, Z1
+	ADDQ         BX, DX
+	ADDQ         $0x04, AX
+	DECQ         DI
+	JNZ          loop
+	VMOVUPS      Z0, (CX)
+	VMOVUPS      Z1, 64(CX)
+	VZEROUPPER
+	RET
+
+// func mixD32Q2AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q2AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	MOVQ    out+32(FP), DX
+	MOVQ    ostride+40(FP), BX
+	MOVQ    v+16(FP), SI
+	MOVQ    vstride+24(FP), DI
+	VMOVUPS (DX), Z0
+	VMOVUPS 64(DX), Z1
+	VMOVUPS (DX)(BX*1), Z2
+	VMOVUPS 64(DX)(BX*1), Z3
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
+
+loop:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	ADDQ         DI, R8
+	VMOVUPS      (SI), Z4
+	VMOVUPS      64(SI), Z5
+	VBROADCASTSS (AX), Z6
+	VFMADD231PS  Z6, Z4, Z0
+	VFMADD231PS  Z6, Z5, Z1
+	VBROADCASTSS (AX)(CX*1), Z6
+	VFMADD231PS  Z6, Z4, Z2
+	VFMADD231PS  Z6, Z5, Z3
+	ADDQ         DI, SI
+	ADDQ         $0x04, AX
+	DECQ         R9
+	JNZ          loop
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      Z1, 64(DX)
+	VMOVUPS      Z2, (DX)(BX*1)
+	VMOVUPS      Z3, 64(DX)(BX*1)
+	VZEROUPPER
+	RET
+
+// func mixD32Q3AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q3AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	MOVQ    out+32(FP), DX
+	MOVQ    ostride+40(FP), BX
+	MOVQ    v+16(FP), SI
+	MOVQ    vstride+24(FP), DI
+	VMOVUPS (DX), Z0
+	VMOVUPS 64(DX), Z1
+	VMOVUPS (DX)(BX*1), Z2
+	VMOVUPS 64(DX)(BX*1), Z3
+	VMOVUPS (DX)(BX*2), Z4
+	VMOVUPS 64(DX)(BX*2), Z5
+	LEAQ    (SI)(DI*4), R8
+	MOVQ    n+48(FP), R9
+
+loop:
+	PREFETCHT0   (R8)
+	PREFETCHT0   64(R8)
+	ADDQ         DI, R8
+	VMOVUPS      (SI), Z6
+	VMOVUPS      64(SI), Z7
+	VBROADCASTSS (AX), Z8
+	VFMADD231PS  Z8, Z6, Z0
+	VFMADD231PS  Z8, Z7, Z1
+	VBROADCASTSS (AX)(CX*1), Z8
+	VFMADD231PS  Z8, Z6, Z2
+	VFMADD231PS  Z8, Z7, Z3
+	VBROADCASTSS (AX)(CX*2), Z8
+	VFMADD231PS  Z8, Z6, Z4
+	VFMADD231PS  Z8, Z7, Z5
+	ADDQ         DI, SI
+	ADDQ         $0x04, AX
+	DECQ         R9
+	JNZ          loop
+	VMOVUPS      Z0, (DX)
+	VMOVUPS      Z1, 64(DX)
+	VMOVUPS      Z2, (DX)(BX*1)
+	VMOVUPS      Z3, 64(DX)(BX*1)
+	VMOVUPS      Z4, (DX)(BX*2)
+	VMOVUPS      Z5, 64(DX)(BX*2)
+	VZEROUPPER
+	RET
+
+// func mixD32Q4AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q4AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    out+32(FP), BX
+	MOVQ    ostride+40(FP), SI
+	LEAQ    (BX)(SI*2), DI
+	ADDQ    SI, DI
+	MOVQ    v+16(FP), R8
+	MOVQ    vstride+24(FP), R9
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS (BX)(SI*1), Z2
+	VMOVUPS 64(BX)(SI*1), Z3
+	VMOVUPS (BX)(SI*2), Z4
+	VMOVUPS 64(BX)(SI*2), Z5
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
+
+loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	ADDQ         R9, R10
+	VMOVUPS      (R8), Z8
+	VMOVUPS      64(R8), Z9
+	VBROADCASTSS (AX), Z10
+	VFMADD231PS  Z10, Z8, Z0
+	VFMADD231PS  Z10, Z9, Z1
+	VBROADCASTSS (AX)(CX*1), Z10
+	VFMADD231PS  Z10, Z8, Z2
+	VFMADD231PS  Z10, Z9, Z3
+	VBROADCASTSS (AX)(CX*2), Z10
+	VFMADD231PS  Z10, Z8, Z4
+	VFMADD231PS  Z10, Z9, Z5
+	VBROADCASTSS (DX), Z10
+	VFMADD231PS  Z10, Z8, Z6
+	VFMADD231PS  Z10, Z9, Z7
+	ADDQ         R9, R8
+	ADDQ         $0x04, AX
+	ADDQ         $0x04, DX
+	DECQ         R11
+	JNZ          loop
+	VMOVUPS      Z0, (BX)
+	VMOVUPS      Z1, 64(BX)
+	VMOVUPS      Z2, (BX)(SI*1)
+	VMOVUPS      Z3, 64(BX)(SI*1)
+	VMOVUPS      Z4, (BX)(SI*2)
+	VMOVUPS      Z5, 64(BX)(SI*2)
+	VMOVUPS      Z6, (DI)
+	VMOVUPS      Z7, 64(DI)
+	VZEROUPPER
+	RET
+
+// func mixD32Q5AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q5AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    out+32(FP), BX
+	MOVQ    ostride+40(FP), SI
+	LEAQ    (BX)(SI*2), DI
+	ADDQ    SI, DI
+	MOVQ    v+16(FP), R8
+	MOVQ    vstride+24(FP), R9
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS (BX)(SI*1), Z2
+	VMOVUPS 64(BX)(SI*1), Z3
+	VMOVUPS (BX)(SI*2), Z4
+	VMOVUPS 64(BX)(SI*2), Z5
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	VMOVUPS (DI)(SI*1), Z8
+	VMOVUPS 64(DI)(SI*1), Z9
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
+
+loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	ADDQ         R9, R10
+	VMOVUPS      (R8), Z10
+	VMOVUPS      64(R8), Z11
+	VBROADCASTSS (AX), Z12
+	VFMADD231PS  Z12, Z10, Z0
+	VFMADD231PS  Z12, Z11, Z1
+	VBROADCASTSS (AX)(CX*1), Z12
+	VFMADD231PS  Z12, Z10, Z2
+	VFMADD231PS  Z12, Z11, Z3
+	VBROADCASTSS (AX)(CX*2), Z12
+	VFMADD231PS  Z12, Z10, Z4
+	VFMADD231PS  Z12, Z11, Z5
+	VBROADCASTSS (DX), Z12
+	VFMADD231PS  Z12, Z10, Z6
+	VFMADD231PS  Z12, Z11, Z7
+	VBROADCASTSS (DX)(CX*1), Z12
+	VFMADD231PS  Z12, Z10, Z8
+	VFMADD231PS  Z12, Z11, Z9
+	ADDQ         R9, R8
+	ADDQ         $0x04, AX
+	ADDQ         $0x04, DX
+	DECQ         R11
+	JNZ          loop
+	VMOVUPS      Z0, (BX)
+	VMOVUPS      Z1, 64(BX)
+	VMOVUPS      Z2, (BX)(SI*1)
+	VMOVUPS      Z3, 64(BX)(SI*1)
+	VMOVUPS      Z4, (BX)(SI*2)
+	VMOVUPS      Z5, 64(BX)(SI*2)
+	VMOVUPS      Z6, (DI)
+	VMOVUPS      Z7, 64(DI)
+	VMOVUPS      Z8, (DI)(SI*1)
+	VMOVUPS      Z9, 64(DI)(SI*1)
+	VZEROUPPER
+	RET
+
+// func mixD32Q6AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mixD32Q6AVX512(SB), NOSPLIT, $0-56
+	MOVQ    p+0(FP), AX
+	MOVQ    pstride+8(FP), CX
+	LEAQ    (AX)(CX*2), DX
+	ADDQ    CX, DX
+	MOVQ    out+32(FP), BX
+	MOVQ    ostride+40(FP), SI
+	LEAQ    (BX)(SI*2), DI
+	ADDQ    SI, DI
+	MOVQ    v+16(FP), R8
+	MOVQ    vstride+24(FP), R9
+	VMOVUPS (BX), Z0
+	VMOVUPS 64(BX), Z1
+	VMOVUPS (BX)(SI*1), Z2
+	VMOVUPS 64(BX)(SI*1), Z3
+	VMOVUPS (BX)(SI*2), Z4
+	VMOVUPS 64(BX)(SI*2), Z5
+	VMOVUPS (DI), Z6
+	VMOVUPS 64(DI), Z7
+	VMOVUPS (DI)(SI*1), Z8
+	VMOVUPS 64(DI)(SI*1), Z9
+	VMOVUPS (DI)(SI*2), Z10
+	VMOVUPS 64(DI)(SI*2), Z11
+	LEAQ    (R8)(R9*4), R10
+	MOVQ    n+48(FP), R11
+
+loop:
+	PREFETCHT0   (R10)
+	PREFETCHT0   64(R10)
+	ADDQ         R9, R10
+	VMOVUPS      (R8), Z12
+	VMOVUPS      64(R8), Z13
+	VBROADCASTSS (AX), Z14
+	VFMADD231PS  Z14, Z12, Z0
+	VFMADD231PS  Z14, Z13, Z1
+	VBROADCASTSS (AX)(CX*1), Z14
+	VFMADD231PS  Z14, Z12, Z2
+	VFMADD231PS  Z14, Z13, Z3
+	VBROADCASTSS (AX)(CX*2), Z14
+	VFMADD231PS  Z14, Z12, Z4
+	VFMADD231PS  Z14, Z13, Z5
+	VBROADCASTSS (DX), Z14
+	VFMADD231PS  Z14, Z12, Z6
+	VFMADD231PS  Z14, Z13, Z7
+	VBROADCASTSS (DX)(CX*1), Z14
+	VFMADD231PS  Z14, Z12, Z8
+	VFMADD231PS  Z14, Z13, Z9
+	VBROADCASTSS (DX)(CX*2), Z14
+	VFMADD231PS  Z14, Z12, Z10
+	VFMADD231PS  Z14, Z13, Z11
+	ADDQ         R9, R8
+	ADDQ         $0x04, AX
+	ADDQ         $0x04, DX
+	DECQ         R11
+	JNZ          loop
+	VMOVUPS      Z0, (BX)
+	VMOVUPS      Z1, 64(BX)
+	VMOVUPS      Z2, (BX)(SI*1)
+	VMOVUPS      Z3, 64(BX)(SI*1)
+	VMOVUPS      Z4, (BX)(SI*2)
+	VMOVUPS      Z5, 64(BX)(SI*2)
+	VMOVUPS      Z6, (DI)
+	VMOVUPS      Z7, 64(DI)
+	VMOVUPS      Z8, (DI)(SI*1)
+	VMOVUPS      Z9, 64(DI)(SI*1)
+	VMOVUPS      Z10, (DI)(SI*2)
+	VMOVUPS      Z11, 64(DI)(SI*2)
+	VZEROUPPER
+	RET
+
 // func mixD64Q1AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mixD64Q1AVX512(SB), NOSPLIT, $0-56

@@ -50,43 +50,61 @@ const MaxQueries = maxTileT
 
 // Attend computes attention of len(ctx) queries that read the same key head: query i, at q[i*qstride], sees the
 // first ctx[i] positions of the sequence whose block table is blocks. q must already carry the score's scale.
-// The result goes to out[i*ostride].
+// The result goes to out[i*ostride]. Score, Softmax and Mix are its parts, for callers that spread one over threads.
 func (im *Impl) Attend(p *Pages, blocks []uint32, head int, q []float32, qstride int, ctx []int, out []float32, ostride int, s *Scratch) {
 	most := 0
 	for _, c := range ctx {
 		most = max(most, c)
 	}
-	width := (most + 15) &^ 15
+	width := ScoreWidth(most)
 	scores := grow(&s.scores, len(ctx)*width)
-	p.eachBlock(blocks, most, head, func(k []float32, from, n int) {
-		im.tiles(&k[0], p.RowStride, n, q, qstride, len(ctx), scores[from:], width, p.HeadDim)
-	})
+	im.Score(p, blocks, head, q, qstride, len(ctx), 0, most, scores, width)
 	var inv [MaxQueries]float32
 	for i, c := range ctx {
-		inv[i] = im.softmax(scores[i*width:(i+1)*width], c)
-		clear(out[i*ostride : i*ostride+p.HeadDim])
+		inv[i] = im.Softmax(scores[i*width:(i+1)*width], c)
 	}
-	p.eachBlock(blocks, most, head+p.PlaneStride, func(v []float32, from, n int) {
-		im.mix(scores[from:], width, v, p.RowStride, n, out, ostride, len(ctx), p.HeadDim)
+	im.Mix(p, blocks, head, p.HeadDim, scores, width, most, inv[:len(ctx)], out, ostride)
+}
+
+// ScoreWidth is the room that the scores of n positions take: whole vector steps.
+func ScoreWidth(n int) int { return (n + 15) &^ 15 }
+
+// Score puts the products of queries with the keys of positions [from,to) into rows of scores, width floats apart.
+// from must be where a block starts.
+func (im *Impl) Score(p *Pages, blocks []uint32, head int, q []float32, qstride, queries, from, to int, scores []float32, width int) {
+	p.eachBlock(blocks, from, to, head, p.HeadDim, func(k []float32, at, n int) {
+		im.tiles(&k[0], p.RowStride, n, q, qstride, queries, scores[at:], width, p.HeadDim)
 	})
-	for i := range ctx {
-		o := out[i*ostride : i*ostride+p.HeadDim]
+}
+
+// Mix sets dims floats of each query's out, of the head's from offset head on, to the values of the first n positions
+// weighted by its row of scores and multiplied by its factor inv.
+func (im *Impl) Mix(p *Pages, blocks []uint32, head, dims int, scores []float32, width, n int, inv, out []float32, ostride int) {
+	for i := range inv {
+		clear(out[i*ostride : i*ostride+dims])
+	}
+	p.eachBlock(blocks, 0, n, head+p.PlaneStride, dims, func(v []float32, at, n int) {
+		im.mix(scores[at:], width, v, p.RowStride, n, out, ostride, len(inv), dims)
+	})
+	for i := range inv {
+		o := out[i*ostride : i*ostride+dims]
 		im.scale(&o[0], inv[i], steps(o))
 	}
 }
 
-// eachBlock calls f with the rows of each block that hold the first n positions; offset picks the head and plane.
-func (p *Pages) eachBlock(blocks []uint32, n, offset int, f func(rows []float32, from, n int)) {
-	for from := 0; from < n; from += p.BlockTokens {
-		m := min(p.BlockTokens, n-from)
+// eachBlock calls f with the part of each block that holds positions [from,to): so many floats of each row from
+// offset on, which picks the plane, the head and the first of its dimensions.
+func (p *Pages) eachBlock(blocks []uint32, from, to, offset, floats int, f func(rows []float32, at, n int)) {
+	for ; from < to; from += p.BlockTokens {
+		m := min(p.BlockTokens, to-from)
 		at := int(blocks[from/p.BlockTokens])*p.BlockStride + offset
-		f(p.Mem[at:at+(m-1)*p.RowStride+p.HeadDim], from, m)
+		f(p.Mem[at:at+(m-1)*p.RowStride+floats], from, m)
 	}
 }
 
-// softmax turns the first n scores into unnormalized weights, the rest into zeros, and returns the factor that
+// Softmax turns the first n scores into unnormalized weights, the rest into zeros, and returns the factor that
 // normalizes them.
-func (im *Impl) softmax(scores []float32, n int) float32 {
+func (im *Impl) Softmax(scores []float32, n int) float32 {
 	for i := n; i < len(scores); i++ {
 		scores[i] = float32(math.Inf(-1))
 	}
@@ -102,6 +120,9 @@ func (im *Impl) mix(p []float32, pstride int, v []float32, vstride, n int, out [
 	if im.mix64 != nil {
 		for ; d+64 <= dims; d += 64 {
 			im.mix64[queries](&p[0], ps, &v[d], vs, &out[d], os, uintptr(n))
+		}
+		for ; d+32 <= dims; d += 32 {
+			im.mix32[queries](&p[0], ps, &v[d], vs, &out[d], os, uintptr(n))
 		}
 	}
 	for ; d < dims; d += 16 {

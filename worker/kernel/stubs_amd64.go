@@ -489,6 +489,36 @@ func mixD16Q5AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, ou
 //go:noescape
 func mixD16Q6AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
 
+// mixD32Q1AVX512 adds n rows of v, weighted by 1 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q1AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
+// mixD32Q2AVX512 adds n rows of v, weighted by 2 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q2AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
+// mixD32Q3AVX512 adds n rows of v, weighted by 3 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q3AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
+// mixD32Q4AVX512 adds n rows of v, weighted by 4 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q4AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
+// mixD32Q5AVX512 adds n rows of v, weighted by 5 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q5AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
+// mixD32Q6AVX512 adds n rows of v, weighted by 6 rows of p, to 32 floats of each row of out.
+//
+//go:noescape
+func mixD32Q6AVX512(p *float32, pstride uintptr, v *float32, vstride uintptr, out *float32, ostride uintptr, n uintptr)
+
 // mixD64Q1AVX512 adds n rows of v, weighted by 1 rows of p, to 64 floats of each row of out.
 //
 //go:noescape

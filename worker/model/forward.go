@@ -7,6 +7,7 @@ import (
 // buffers are the activations of a batch, a row a token. They grow to the largest batch seen.
 type buffers struct {
 	x, h, q, k, v, att, gate, up, sum []float32
+	scores, inv                       []float32   // of attention that is spread over threads
 	tmp                               [][]float32 // a thread
 }
 
@@ -24,16 +25,6 @@ type place struct {
 	pos int
 }
 
-// attendTask is up to kernel.MaxQueries queries of one key head: neighbouring tokens of one head while a prompt is
-// read, the heads that share the key head for a single token.
-type attendTask struct {
-	seq             *Seq
-	keyHead         int
-	query           int // offset in the batch's queries
-	stride, n       int
-	ctxFirst, ctxUp int // positions the first query sees, and how many more each next one
-}
-
 // panel is a part of a product: rows [from,to) of matrix number m.
 type panel struct{ m, from, to int }
 
@@ -43,6 +34,7 @@ type batch struct {
 	c                           *Cache
 	rows                        []place
 	attend                      []attendTask
+	spread                      spread
 	qkv, outProj, gateUp, downs []panel
 }
 
@@ -89,6 +81,7 @@ func (m *Model) plan(c *Cache, seqs []*Seq, rows int) *batch {
 		}
 		last = max(last, s.Pos+len(s.Tokens))
 	}
+	b.spreadAttention()
 	m.needRope(last)
 	l := &m.layers[0]
 	b.qkv = b.panels(&l.q, &l.k, &l.v)
@@ -103,25 +96,6 @@ func (m *Model) plan(c *Cache, seqs []*Seq, rows int) *batch {
 		grow(g.b, rows*g.n)
 	}
 	return b
-}
-
-func (b *batch) planAttention(s *Seq, row int) {
-	if len(s.Tokens) == 1 {
-		for h := 0; h < b.Heads; {
-			group := h / b.groupHeads
-			n := min(kernel.MaxQueries, (group+1)*b.groupHeads-h)
-			b.attend = append(b.attend, attendTask{s, group, row*b.qDim + h*b.HeadDim, b.HeadDim, n, s.Pos + 1, 0})
-			h += n
-		}
-		return
-	}
-	// Late tokens see most and go first, so that no long task is left for the end.
-	for t := (len(s.Tokens) - 1) / kernel.MaxQueries * kernel.MaxQueries; t >= 0; t -= kernel.MaxQueries {
-		n := min(kernel.MaxQueries, len(s.Tokens)-t)
-		for h := range b.Heads {
-			b.attend = append(b.attend, attendTask{s, h / b.groupHeads, (row+t)*b.qDim + h*b.HeadDim, b.qDim, n, s.Pos + t + 1, 1})
-		}
-	}
 }
 
 // panels cuts the rows of matrices into tasks.
@@ -200,25 +174,6 @@ func (b *batch) storeKV(s *Shard, l, r int, table []float32) {
 		rotate(mem[slot+at:slot+at+b.HeadDim], keys[at:at+b.HeadDim], table, 1)
 	}
 	copy(mem[slot+b.c.planeFloats(s.HeadCount):], values)
-}
-
-func (b *batch) attention(l int) {
-	ly, f := &b.layers[l], &b.buf
-	pages := make([]kernel.Pages, len(b.c.Shards))
-	for i := range pages {
-		pages[i] = b.c.pages(&b.c.Shards[i], l)
-	}
-	perShard := b.KVHeads / len(pages)
-	b.pool.Run(len(b.attend), func(thread, task int) {
-		t := &b.attend[task]
-		var ctx [kernel.MaxQueries]int
-		for i := range t.n {
-			ctx[i] = t.ctxFirst + i*t.ctxUp
-		}
-		shard, head := t.keyHead/perShard, t.keyHead%perShard*b.HeadDim
-		b.im.Attend(&pages[shard], t.seq.Blocks, head, f.q[t.query:], t.stride, ctx[:t.n], f.att[t.query:], t.stride, &b.scratch[thread])
-	})
-	b.addProduct(&ly.o, b.outProj, f.att, b.qDim)
 }
 
 // addProduct adds m times in to the residual stream.

@@ -295,6 +295,73 @@ func TestShardsAndBlockSizesChangeNothing(t *testing.T) {
 	}
 }
 
+// decodeAfter reads a prompt and generates with the tokens given, in a batch with others that have little behind them;
+// it returns all logits, one sequence after the other.
+func decodeAfter(t *testing.T, m *Model, past, others, shards int) []float32 {
+	t.Helper()
+	const steps = 3
+	c, err := m.NewCache((others+1)*(past/24+2), 24, shards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := prompt(past+steps, m.Vocab)
+	var out []float32
+	var seqs []*Seq
+	per := c.Blocks / (others + 1)
+	for i := range others + 1 {
+		n := past
+		if i > 0 {
+			n = 5 * i
+		}
+		s := &Seq{Tokens: tokens[:n], Blocks: inOrder(c.Blocks)[i*per : (i+1)*per]}
+		forward(t, m, c, s)
+		seqs = append(seqs, &Seq{Pos: n, Blocks: s.Blocks, Logits: true, Out: make([]float32, m.Vocab)})
+	}
+	for step := range steps {
+		for _, s := range seqs {
+			s.Tokens = tokens[s.Pos : s.Pos+1]
+		}
+		forward(t, m, c, seqs...)
+		for _, s := range seqs {
+			s.Pos++
+			if step == steps-1 {
+				out = append(out, s.Out...)
+			}
+		}
+	}
+	return out
+}
+
+// Attention over much that one sequence has behind it is spread over threads; whole heads on one thread give the same.
+func TestSpreadAttentionHasTheSameBits(t *testing.T) {
+	tiny := tinyFile(t, tinymodel.Options{Seed: 6, Layers: 2, KVHeads: 2, DType: gguf.Q8_0})
+	for _, path := range []string{tiny, modelPath(t)} {
+		one := load(t, path, Options{Threads: 1})
+		for _, im := range others(t) {
+			two := load(t, path, Options{Threads: 2, Kernel: im})
+			if two.Threads() < 2 {
+				t.Skip("one processor")
+			}
+			for _, x := range []struct{ past, others, shards int }{{300, 0, 1}, {515, 1, one.KVHeads}} {
+				if path != tiny && x.past != 300 {
+					continue // slow under the race detector
+				}
+				same(t, fmt.Sprintf("%s, %s, %+v", filepath.Base(path), im.Name, x), decodeAfter(t, two, x.past, x.others, x.shards), decodeAfter(t, one, x.past, x.others, 1))
+			}
+		}
+	}
+}
+
+// others are the kernels that are fast enough for long sequences.
+func others(t *testing.T) []*kernel.Impl {
+	all := kernel.Impls()
+	if len(all) > 1 {
+		return all[:len(all)-1]
+	}
+	t.Skip("this machine runs plain Go only")
+	return nil
+}
+
 // tweak writes a tiny model with one thing changed.
 func tweak(t *testing.T, change func(w *gguf.Writer)) string {
 	t.Helper()

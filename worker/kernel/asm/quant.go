@@ -201,7 +201,7 @@ func (s isa) fused(f format, r, t int) {
 func (s isa) attention() {
 	widths := []int{16}
 	if s.parts == 1 {
-		widths = []int{16, 64}
+		widths = []int{16, 32, 64}
 	}
 	for _, d := range widths {
 		for q := 1; q <= 6; q++ {
