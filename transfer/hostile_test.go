@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -253,6 +254,26 @@ func TestHostileControlFrames(t *testing.T) {
 		p.send(transfer.PresentFrame(9, raw, peerTokens, broken))
 		if why := p.expect(18); !strings.Contains(string(why), "overlaps") {
 			t.Errorf("refused because %q", why)
+		}
+	})
+	halves := transporttest.Shape{Layers: 4, Blocks: 64, BlockTokens: 16, Heads: 4, HeadBytes: 512, Shards: 2}.Layouts()
+	for why, set := range map[string][]transfer.Layout{
+		"no region holds heads 2 to 3 of 4": halves[:1], "rank 0 comes after rank 1": {halves[1], halves[0]}, "rank 0 comes after rank 0": {halves[0], halves[0]},
+		"blocks": {halves[0], func() transfer.Layout { l := halves[1]; l.Blocks--; return l }()},
+	} {
+		t.Run("no shard set: "+why, func(t *testing.T) {
+			p := newPeer(t, pair)
+			p.send(transfer.PresentFrame(9, raw, peerTokens, set...))
+			if got := p.expect(18); !strings.Contains(string(got), why) {
+				t.Errorf("refused because %q", got)
+			}
+		})
+	}
+	t.Run("65 regions", func(t *testing.T) {
+		p := newPeer(t, pair)
+		p.send(transfer.PresentFrame(9, raw, peerTokens, slices.Repeat(halves[:1], 65)...))
+		if bye := p.expect(4); !strings.Contains(string(bye), "malformed present") {
+			t.Errorf("good-bye says %q", bye)
 		}
 	})
 	t.Run("more tokens than blocks", func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -274,5 +275,26 @@ func upWithShapes(t *testing.T, c *cluster, o *oracle) {
 			t.Error(err)
 		}
 		c.split(waitShort)
+	}
+}
+
+// TestShardsSmolLM2 is the same with the default model, whose three KV heads three ranks can share and two cannot.
+func TestShardsSmolLM2(t *testing.T) {
+	needAll(t)
+	model := smolModel(t)
+	o := oracleFor(t, model)
+	c := start(t, options{model: model, nodes: 2, args: []string{"--prefill-tp", "3", "--decode-block-tokens", "64"}})
+	for i, text := range []string{"Why does water fall?", strings.Repeat("The miller opens the gate when the grain is dry. ", 20)} {
+		r := sampled(request{Model: c.prefill().Model, Chat: text, MaxTokens: 12, Stream: i == 0}, i)
+		settled, _ := c.moved()
+		mustEqual(t, ask(c.url(), r), o.want(t, r), fmt.Sprintf("chat %d", i))
+		c.blocksBack(waitShort, "after an answer")
+		if after, _ := c.moved(); after-settled != 2 {
+			t.Errorf("chat %d: %d leases settled, want one at either end", i, after-settled)
+		}
+	}
+	out, err := exec.Command(bin(t), "worker", "--model", model, "--tensor-parallel", "2", "--listen", "127.0.0.1:0").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "3 key heads do not divide evenly among 2 shards") {
+		t.Errorf("two ranks for three KV heads: %v: %s", err, out)
 	}
 }
