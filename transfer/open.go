@@ -224,6 +224,7 @@ func (e *Engine) dialLane(ctx context.Context, c *channel, lane int) (net.Conn, 
 
 // accept serves the listener.
 func (e *Engine) accept(l net.Listener) {
+	var said time.Time
 	for e.mayAccept() {
 		conn, err := l.Accept()
 		if err != nil {
@@ -233,8 +234,9 @@ func (e *Engine) accept(l net.Listener) {
 			if e.acceptPaused() {
 				continue
 			}
-			if ne := net.Error(nil); !errors.As(err, &ne) || !ne.Timeout() {
-				e.log.Error("accept data connection", "error", err)
+			if ne := net.Error(nil); (!errors.As(err, &ne) || !ne.Timeout()) && time.Since(said) > 10*time.Second {
+				said = time.Now()
+				e.log.Error("cannot accept peers; if that is for lack of open files, raise their limit (ulimit -n)", "error", err)
 			}
 			select { // out of descriptors, perhaps: some will be closed
 			case <-time.After(50 * time.Millisecond):

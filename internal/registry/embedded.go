@@ -6,12 +6,14 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 )
 
 // EmbeddedConfig says where the embedded etcd lives.
@@ -67,11 +69,27 @@ func StartEmbedded(cfg EmbeddedConfig) (_ *Embedded, err error) {
 	case <-time.After(cfg.Wait):
 		return nil, fmt.Errorf("start etcd in %s: not ready within %s", cfg.Dir, cfg.Wait)
 	}
+	reserve(filepath.Join(cfg.Dir, "member", "snap", "db"))
 	em.addr = cfg.ClientAddr
 	if client.Scheme != "unix" {
 		em.addr = em.etcd.Clients[0].Addr().String()
 	}
 	return em, nil
+}
+
+// reserveBytes is many times what a registry grows to.
+const reserveBytes = 32 << 20
+
+// reserve takes disk blocks for etcd's database beforehand. An etcd that cannot write ends its whole process, and a disk
+// that others have filled up must not do that; its log takes its own blocks 64 MiB ahead. Where it cannot be done, the
+// file system has no such call or no room, things are as they are.
+func reserve(db string) {
+	f, err := os.OpenFile(db, os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, reserveBytes)
 }
 
 func etcdConfig(dir string, client *url.URL, logger *zap.Logger) *embed.Config {

@@ -214,6 +214,9 @@ func (u *upper) stopParts() {
 	u.group.Close()
 }
 
+// publishAgain is the pause before a state file that could not be written is tried again.
+const publishAgain = time.Second
+
 // run is the time between ready and the end. It keeps the state file true over restarts.
 func (u *upper) run(ctx context.Context) error {
 	u.ready.Store(true)
@@ -229,17 +232,24 @@ func (u *upper) run(ctx context.Context) error {
 	}
 	var upgrades sync.WaitGroup
 	defer upgrades.Wait()
-	last := fmt.Sprint(*state)
+	last, said := fmt.Sprint(*state), ""
 	for {
 		changed := u.table.Changed()
+		var again <-chan time.Time
 		if state := u.state(); fmt.Sprint(*state) != last {
-			last = fmt.Sprint(*state)
-			if err := u.publish(state); err != nil {
-				u.o.Logger.Warn("state file is out of date", "err", err)
+			if err := u.publish(state); err == nil {
+				last, said = fmt.Sprint(*state), ""
+			} else {
+				again = time.After(publishAgain)
+				if err.Error() != said {
+					said = err.Error()
+					u.o.Logger.Warn("state file is out of date; trying on", "err", err)
+				}
 			}
 		}
 		select {
 		case <-changed:
+		case <-again:
 		case <-u.exits:
 		case <-u.o.Upgrade:
 			upgrades.Go(func() { u.rollNodes(ctx) })

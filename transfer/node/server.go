@@ -169,7 +169,11 @@ func (s *server) stop() error {
 	return err
 }
 
+// fullEvery is how often a daemon at its limit of open files says so.
+const fullEvery = 10 * time.Second
+
 func (s *server) accept(l *net.UnixListener) error {
+	var said time.Time
 	for {
 		s.pending <- struct{}{}
 		uc, err := l.AcceptUnix()
@@ -179,7 +183,10 @@ func (s *server) accept(l *net.UnixListener) error {
 			}
 			<-s.pending
 			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM) {
-				s.log.Error("cannot accept engine: raise the limit on open files (ulimit -n)", "err", err)
+				if time.Since(said) > fullEvery {
+					said = time.Now()
+					s.log.Error("cannot accept engine: raise the limit on open files (ulimit -n)", "err", err)
+				}
 				select { // descriptors may come free
 				case <-time.After(100 * time.Millisecond):
 				case <-s.ctx.Done():
