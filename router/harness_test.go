@@ -260,6 +260,7 @@ type answer struct {
 	code    string
 	raw     string
 	err     error
+	spoken  map[int]bool // by choice
 }
 
 func (h *harness) do(a ask) *answer {
@@ -279,6 +280,7 @@ type chunk struct {
 	ID      string
 	Object  string
 	Choices []struct {
+		Index   int
 		Text    string
 		Delta   struct{ Role, Content string }
 		Message struct{ Role, Content string }
@@ -290,7 +292,7 @@ type chunk struct {
 
 func read(t *testing.T, resp *http.Response) *answer {
 	t.Helper()
-	a := &answer{status: resp.StatusCode, header: resp.Header}
+	a := &answer{status: resp.StatusCode, header: resp.Header, spoken: map[int]bool{}}
 	raw, err := io.ReadAll(resp.Body)
 	a.raw, a.err = string(raw), err
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
@@ -329,13 +331,15 @@ func (a *answer) add(t *testing.T, data []byte) {
 		a.usage = c.Usage
 	}
 	for _, ch := range c.Choices {
-		a.text += ch.Text + ch.Delta.Content + ch.Message.Content
+		text := ch.Text + ch.Delta.Content + ch.Message.Content
+		a.text += text
 		if ch.Delta.Role != "" {
 			a.roles++
-			if a.text != "" {
+			if a.spoken[ch.Index] {
 				t.Error("the role comes behind text")
 			}
 		}
+		a.spoken[ch.Index] = a.spoken[ch.Index] || text != ""
 		if ch.Finish != "" {
 			a.finish += ch.Finish
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/headrace/headrace/internal/openai"
@@ -56,6 +57,9 @@ type request struct {
 	progress dialects.Progress
 	charge   *charge
 	out      sink
+	decoding func(pairing.Decision) // is told when an attempt has come so far; nil for nobody
+	decision pairing.Decision       // of this attempt
+	warm     []string               // workers that have seen the prompt
 
 	// Of the attempts so far.
 	attempts   int // that cost something
@@ -66,6 +70,7 @@ type request struct {
 	firstText  bool
 	lastText   time.Time
 	waited     time.Duration // in the queue
+	tokens     int           // of other choices, for the log
 }
 
 // requestLog is how the request ended.
@@ -104,13 +109,16 @@ func (q *request) admitted(ctx context.Context) error {
 	if err := q.admit(ctx); err != nil {
 		return err
 	}
-	defer q.r.admission.leave()
+	defer q.r.admission.leave(q.body.N)
+	if q.body.N > 1 {
+		return q.dispatchChoices(ctx)
+	}
 	return q.dispatchAll(ctx)
 }
 
 func (q *request) admit(ctx context.Context) error {
 	began := time.Now()
-	err := q.r.admission.enter(ctx)
+	err := q.r.admission.enter(ctx, q.body.N)
 	q.waited = time.Since(began)
 	q.r.metrics.queued.Observe(seconds(q.waited))
 	if errors.Is(err, errQueueFull) {
@@ -151,7 +159,7 @@ func (q *request) dispatchAll(ctx context.Context) error {
 		case dialects.SinkFailed:
 			return clientError(out.Err)
 		}
-		q.r.log.Warn("attempt failed", "id", q.id, "attempt", q.attempts, "reason", out.Reason, "tokens", len(q.progress.Given), "err", out.Err)
+		q.r.log.Warn("attempt failed", "id", q.id, "choice", q.dreq.Choice, "attempt", q.attempts, "reason", out.Reason, "tokens", len(q.progress.Given), "err", out.Err)
 		if err := q.judge(d, out); err != nil {
 			return err
 		}
@@ -163,7 +171,8 @@ func (q *request) attempt(ctx context.Context, d pairing.Decision) dialects.Outc
 	q.dispatches++
 	q.attempts++
 	q.events = 0
-	q.charge = q.r.fleet.charge(d, q.promptTokens())
+	q.decision = d
+	q.charge = q.r.fleet.charge(d, q.tokensToPrefill(d))
 	defer q.charge.release()
 	a := &dialects.Attempt{Request: &q.dreq, Number: q.dispatches, Decision: d, Progress: &q.progress}
 	if !q.faultAt.IsZero() {
@@ -245,6 +254,7 @@ func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
 			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.r.fleet.same(q.exclude),
 			// The last attempt takes what is least likely to fail.
 			Whole: q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
+			Warm:  q.warm,
 		}, q.r.fleet.view())
 		if err == nil {
 			return d, nil
@@ -277,6 +287,19 @@ func (q *request) promptTokens() int64 {
 	return int64(q.body.Len()/bytesPerToken + len(q.progress.Given))
 }
 
+// warmTokens is what remains of a prompt that the worker knows: the end of it, that fills no block.
+const warmTokens = 16
+
+func (q *request) tokensToPrefill(d pairing.Decision) int64 {
+	n := q.promptTokens()
+	for _, w := range []*pairing.Worker{d.Prefill, d.Whole} {
+		if w != nil && slices.Contains(q.warm, w.ID) {
+			n = min(n, warmTokens)
+		}
+	}
+	return n
+}
+
 // Event, Flush and Phase stand between the dialect and the client's sink.
 
 // Event counts what the client gets.
@@ -294,7 +317,7 @@ func (q *request) timeText(n int) {
 	if !q.firstText {
 		q.firstText = true
 		q.r.metrics.ttft.WithLabelValues(q.endpoint.String()).Observe(seconds(now.Sub(q.start)))
-	} else {
+	} else if !q.lastText.IsZero() { // as it is in another choice than the first
 		q.r.metrics.itl.Observe(seconds(now.Sub(q.lastText)) / float64(n))
 	}
 	q.lastText = now
@@ -314,6 +337,9 @@ func (q *request) Phase(p dialects.Phase) {
 	case dialects.Decoding:
 		q.charge.prefilled()
 		q.enter(stateDecoding)
+		if q.decoding != nil {
+			q.decoding(q.decision)
+		}
 	}
 }
 
@@ -384,5 +410,5 @@ func (q *request) observe() {
 	m.request(q.endpoint.String(), q.log.code, q.log.outcome)
 	m.e2e.WithLabelValues(q.endpoint.String()).Observe(seconds(took))
 	q.r.log.Info("request", "id", q.id, "request_id", q.dreq.RequestID, "endpoint", q.endpoint.String(), "model", q.body.Model, "stream", q.body.Stream,
-		"code", q.log.code, "outcome", q.log.outcome, "tokens", len(q.progress.Given), "dispatches", q.dispatches, "ms", took.Milliseconds(), "err", q.log.err)
+		"code", q.log.code, "outcome", q.log.outcome, "choices", q.body.N, "tokens", q.tokens+len(q.progress.Given), "dispatches", q.dispatches, "ms", took.Milliseconds(), "err", q.log.err)
 }

@@ -68,18 +68,18 @@ func TestAdmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAdmission(1, 2)
 		ctx, cancel := context.WithCancelCause(context.Background())
-		if err := a.enter(ctx); err != nil {
+		if err := a.enter(ctx, 1); err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 2)
 		for range 2 {
-			go func() { got <- a.enter(ctx) }()
+			go func() { got <- a.enter(ctx, 1) }()
 			synctest.Wait()
 		}
-		if err := a.enter(ctx); !errors.Is(err, errQueueFull) {
+		if err := a.enter(ctx, 1); !errors.Is(err, errQueueFull) {
 			t.Errorf("a fourth: %v", err)
 		}
-		a.leave() // the second's turn
+		a.leave(1) // the second's turn
 		if err := <-got; err != nil {
 			t.Error(err)
 		}
@@ -87,7 +87,7 @@ func TestAdmission(t *testing.T) {
 		if err := <-got; !errors.Is(err, errClientGone) {
 			t.Errorf("the third: %v", err)
 		}
-		a.leave()
+		a.leave(1)
 		if running, waiting := a.counts(); running != 0 || waiting != 0 {
 			t.Errorf("%d run, %d wait", running, waiting)
 		}

@@ -19,6 +19,8 @@ type Body struct {
 	IncludeUsage bool
 	// Seed is the client's seed as it was written, "" when it gave none.
 	Seed string
+	// N is how many answers the client wants. What is no such number is left for the engine to refuse.
+	N int
 
 	raw     []byte
 	closing int // of the closing brace
@@ -34,19 +36,20 @@ const (
 	keyStream        = "stream"
 	keyStreamOptions = "stream_options"
 	keySeed          = "seed"
+	keyN             = "n"
 	keyTransfer      = "kv_transfer_params"
 )
 
 // Parse reads b.
 func Parse(b []byte) (*Body, *openai.Error) {
-	p := &Body{raw: b}
+	p := &Body{raw: b, N: 1}
 	var refused *openai.Error
 	seen := make([]string, 0, 8)
 	closing, err := scan(b, func(key, value span) error {
 		p.members++
 		name := keyName(b[key.start:key.end])
 		switch name {
-		case keyModel, keyStream, keyStreamOptions, keySeed, keyTransfer:
+		case keyModel, keyStream, keyStreamOptions, keySeed, keyN, keyTransfer:
 		default:
 			return nil
 		}
@@ -97,6 +100,8 @@ func keyName(quoted []byte) string {
 		return keyStreamOptions
 	case keySeed:
 		return keySeed
+	case keyN:
+		return keyN
 	case keyTransfer:
 		return keyTransfer
 	}
@@ -127,6 +132,10 @@ func (p *Body) take(name string, value span) *openai.Error {
 	case keyStreamOptions:
 		p.streamOptions = value
 		return p.takeStreamOptions(value)
+	case keyN:
+		if n, err := openai.ParseN(p.raw[value.start:value.end]); err == nil {
+			p.N = n
+		}
 	case keySeed:
 		p.seed = value
 		if text != "null" {

@@ -23,6 +23,7 @@ func TestParse(t *testing.T) {
 		{name: "escaped model", in: `{"model":"\u006d\n"}`, model: "m\n"},
 		{name: "seed is no integer", in: `{"model":"m","seed":1.5}`, model: "m", seed: "1.5", notInteger: true},
 		{name: "negative seed", in: `{"model":"m","seed":-1}`, model: "m", seed: "-1"},
+		{name: "n twice", in: `{"model":"m","n":2,"n":1}`, param: "n", message: "twice"},
 		{name: "no model", in: `{}`, param: "model", message: "must provide"},
 		{name: "model is a number", in: `{"model":1}`, param: "model", message: "string"},
 		{name: "stream is a string", in: `{"model":"m","stream":"true"}`, param: "stream", message: "true or false"},
@@ -139,4 +140,13 @@ func FuzzStreaming(f *testing.F) {
 			t.Fatalf("splice of %q gives %q", b, out)
 		}
 	})
+}
+
+func TestParseN(t *testing.T) {
+	for in, want := range map[string]int{`1`: 1, `3`: 3, `3.0`: 3, `128`: 128, `null`: 1, `0`: 1, `129`: 1, `"2"`: 1, `2.5`: 1, `[2]`: 1} {
+		p, err := Parse([]byte(`{"model":"m","n":` + in + `}`))
+		if err != nil || p.N != want {
+			t.Errorf("%s: %+v %v, want %d", in, p, err, want)
+		}
+	}
 }

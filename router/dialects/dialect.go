@@ -45,6 +45,7 @@ type Request struct {
 	Body      *body.Body
 	Seed      uint64 // used when the client gave none
 	Deadline  time.Time
+	Choice    int // which of the request's answers
 }
 
 // Progress is what the client has been given. Its invariant: the text of all data events handed to the sink is exactly
@@ -52,7 +53,8 @@ type Request struct {
 // handed on, not before: a leg that dies in between leaves them out, and they are sampled again.
 type Progress struct {
 	Given []int32
-	// RoleSent tells that the chat's first chunk was handed on, which no client wants twice.
+	// RoleSent tells that what comes before all tokens was handed on, a chat's first chunk or the echo of a prompt, which
+	// no client wants twice.
 	RoleSent bool
 }
 

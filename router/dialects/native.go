@@ -108,7 +108,7 @@ func (t *attempt) close(finished bool) {
 // dispatch opens the legs.
 func (n *Native) dispatch(t *attempt) error {
 	q, d := t.Request, t.Decision
-	kv := openai.KVParams{ID: q.ID, Created: q.Created, Seed: seedOf(q), DeadlineMS: q.Deadline.UnixMilli()}
+	kv := openai.KVParams{ID: q.ID, Created: q.Created, Seed: seedOf(q), DeadlineMS: q.Deadline.UnixMilli(), Choice: q.Choice}
 	if t.Progress.RoleSent || len(t.Progress.Given) > 0 {
 		kv.Resume = append([]int32{}, t.Progress.Given...)
 	}

@@ -35,6 +35,7 @@ type splice struct {
 	prior    []int32 // scratch
 	tail     []byte  // finish and usage events
 	reason   []byte  // of newsFailed
+	head     bool    // the next data event comes before all tokens
 }
 
 // sinkError is a failure of the client's side.
@@ -45,6 +46,8 @@ func (s *splice) take(ev openai.Event) (news, error) {
 	switch ev.Kind {
 	case openai.EventData:
 		return newsNone, s.data(ev)
+	case openai.EventHead:
+		s.head = true
 	case openai.EventTokens:
 		var err error
 		s.pending, err = openai.AppendTokens(s.pending, ev.Arg)
@@ -76,6 +79,9 @@ func (s *splice) data(ev openai.Event) error {
 		return fmt.Errorf("worker says %.200s", ev.Arg)
 	}
 	kind := kindOf(ev.Arg)
+	if s.head {
+		kind, s.head = KindRole, false
+	}
 	switch {
 	case kind == KindRole && len(s.tail) == 0:
 		if s.progress.RoleSent {

@@ -60,6 +60,8 @@ func TestSplice(t *testing.T) {
 		{name: "announced only", in: ": t 1\n\n" + evA + ": t 2\n\n", want: evA, after: []int32{1}},
 		{name: "held back", in: ": t 1\n\n: hb\n\n: t 2,3\n\n" + evA + ": t 4\n\n: handoff\n\n", want: evA, after: []int32{1, 2, 3}, last: newsHandoff},
 		{name: "role again", in: evRole + ": t 3\n\n" + evA, given: []int32{1, 2}, roleSent: true, want: evA, after: []int32{1, 2, 3}},
+		{name: "head", in: ": head\n\n: hb\n\n" + evB + ": t 1\n\n" + evA, want: evB + evA, after: []int32{1}},
+		{name: "head again", in: ": head\n\n" + evB + ": t 1\n\n" + evA, roleSent: true, want: evA, after: []int32{1}},
 		{name: "finish without final", in: ": t 1\n\n" + evA + ": t 2\n\n" + evFinish + evUsage, want: evA, after: []int32{1}},
 		{name: "final", in: ": t 1\n\n" + evA + ": t 2\n\n" + evFinish + evUsage + ": final\n\n", want: evA + evFinish + evUsage, after: []int32{1, 2}, last: newsFinal},
 		{name: "final without finish", in: ": t 1\n\n" + evA + ": final\n\n", want: evA, after: []int32{1}, bad: true},

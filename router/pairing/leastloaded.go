@@ -3,6 +3,7 @@ package pairing
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 )
 
@@ -29,7 +30,7 @@ func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, err
 	why := "this attempt asks for one worker"
 	if !r.Whole {
 		var ok bool
-		if ok, why = pickPair(&d, f.left, v, turn); ok {
+		if ok, why = pickPair(r, &d, f.left, v, turn); ok {
 			d.Reason = f.note(why)
 			return d, nil
 		}
@@ -37,7 +38,7 @@ func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, err
 	best := -1
 	for k := range f.left {
 		i := (k + turn) % len(f.left)
-		if best < 0 || wholeBefore(f.left[i], f.left[best]) {
+		if best < 0 || wholeBefore(r, f.left[i], f.left[best]) {
 			best = i
 		}
 	}
@@ -52,16 +53,24 @@ func decodeScore(c *Candidate) int64  { return c.Load.Decodes*decodeTokens + c.L
 func wholeScore(c *Candidate) int64   { return c.Load.PrefillTokens + c.Load.Decodes*decodeTokens }
 
 // wholeBefore prefers workers that decode anyway over those set aside for prefill, then the less loaded.
-func wholeBefore(a, b *Candidate) bool {
+func wholeBefore(r Request, a, b *Candidate) bool {
 	if x, y := a.Role.Decodes(), b.Role.Decodes(); x != y {
 		return x
 	}
-	return wholeScore(a) < wholeScore(b)
+	return wholeScore(a)-r.saves(a) < wholeScore(b)-r.saves(b)
+}
+
+// saves is what a worker that knows the prompt need not do.
+func (r *Request) saves(c *Candidate) int64 {
+	if slices.Contains(r.Warm, c.ID) {
+		return r.PromptTokens
+	}
+	return 0
 }
 
 // pickPair takes the pair of least summed load among those that fit: one model fingerprint, both with a daemon, not
 // one worker twice. Equal block sizes and tensor-parallel degrees go first, as their copy plans are the cheapest.
-func pickPair(d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
+func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
 	var best struct {
 		p, d  *Candidate
 		score int64
@@ -83,7 +92,7 @@ func pickPair(d *Decision, left []*Candidate, v *View, turn int) (ok bool, why s
 				continue
 			}
 			pairs++
-			score, same := prefillScore(p)+decodeScore(c), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
+			score, same := prefillScore(p)+decodeScore(c)-r.saves(p)-r.saves(c), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
 			if best.p == nil || same && !best.same || same == best.same && score < best.score {
 				best.p, best.d, best.score, best.same = p, c, score, same
 			}
@@ -137,7 +146,7 @@ func filter(r Request, v *View) *filtered {
 		switch {
 		case c.Model != r.Model:
 			continue // not worth a line each in a fleet of many models
-		case excluded(r.Exclude, c.ID):
+		case slices.Contains(r.Exclude, c.ID):
 			f.reject(c, "failed this request")
 		case c.CoolUntil.After(v.Now):
 			f.reject(c, "cools down: "+c.CoolReason)
@@ -160,13 +169,4 @@ func (f *filtered) reject(c *Candidate, reason string) {
 	if len(f.rejected) < rejectionsMax {
 		f.rejected = append(f.rejected, Rejection{c.ID, reason})
 	}
-}
-
-func excluded(ids []string, id string) bool {
-	for _, e := range ids {
-		if e == id {
-			return true
-		}
-	}
-	return false
 }

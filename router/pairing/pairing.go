@@ -82,6 +82,8 @@ type Request struct {
 	Exclude []string
 	// Whole asks for one worker to do everything.
 	Whole bool
+	// Warm has workers that computed or took the same prompt a moment ago.
+	Warm []string
 }
 
 // Decision is either Whole alone, or Prefill and Decode.

@@ -226,7 +226,7 @@ func (c *Call) parse() error {
 	case k.Role == "whole" && (k.Ticket != nil || k.Peer != ""), k.Role != "whole" && k.Ticket == nil, (k.Role == "prefill") != (k.Peer != ""):
 		return errors.New("ticket or peer")
 	}
-	c.head = openai.Head{Endpoint: ep, ID: c.KV.ID, Created: c.KV.Created, Model: b.Model}
+	c.head = openai.Head{Endpoint: ep, ID: c.KV.ID, Created: c.KV.Created, Model: b.Model, Index: c.KV.Choice}
 	return nil
 }
 
@@ -368,7 +368,7 @@ func (c *Call) roleChunk() error {
 // generate makes n tokens, or all that are left when n is negative, and ends the answer if it gets so far.
 func (c *Call) generate(n int) error {
 	for ; n != 0 && c.at < c.Tokens; n-- {
-		id := tokenAt(c.Prompt, c.KV.Seed, c.at)
+		id := tokenAt(c.Prompt, c.KV.Seed+uint64(c.KV.Choice), c.at)
 		if err := c.write(openai.AppendTokenComment(nil, "t", []int32{id})); err != nil {
 			return err
 		}
@@ -418,7 +418,7 @@ func (c *Call) prefill() error {
 		return err
 	}
 	c.lease.mu.Lock()
-	c.lease.first = tokenAt(c.Prompt, c.KV.Seed, c.at)
+	c.lease.first = tokenAt(c.Prompt, c.KV.Seed+uint64(c.KV.Choice), c.at)
 	c.lease.mu.Unlock()
 	if err := c.generate(1); err != nil {
 		return err

@@ -153,8 +153,8 @@ func (s *Server) prepare(req *openai.Request, began time.Time) (*response, *open
 			"'echo' with 'logprobs' gives at most %d log probabilities, this prompt of %d tokens needs %d: ask for fewer 'logprobs'.", echoLogprobsMax, len(prompt), rows)
 	}
 	if kv := req.KV; kv != nil {
-		if req.N > 1 {
-			return nil, openai.Unsupported("n", "This server supports 'n': 1 only, through a router.")
+		if kv.Choice >= req.N {
+			return nil, openai.BadRequest("kv_transfer_params", openai.CodeInvalidValue, "Invalid value for 'kv_transfer_params': choice %d of %d.", kv.Choice, req.N)
 		}
 		if e := s.addLeg(er, kv); e != nil {
 			return nil, e
