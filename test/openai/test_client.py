@@ -239,7 +239,7 @@ def test_unicode(client, model):
         (dict(temperature=9), "temperature"),
         (dict(top_p=1.5), "top_p"),
         (dict(max_tokens=0), "max_tokens"),
-        (dict(n=3), "n"),
+        (dict(n=0), "n"),
         (dict(top_logprobs=3), "top_logprobs"),
         (dict(messages=[]), "messages"),
         (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), None),
