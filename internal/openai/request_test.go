@@ -1,8 +1,10 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -304,4 +306,17 @@ func appendDispatch(dst, body []byte, kv *KVParams) []byte {
 		return nil
 	})
 	return append(dst, '}')
+}
+
+// TestEveryFieldIsDocumented holds docs/api.md to the parser.
+func TestEveryFieldIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range fieldSetters {
+		if !bytes.Contains(text, []byte("`"+name)) {
+			t.Errorf("docs/api.md does not name %s", name)
+		}
+	}
 }

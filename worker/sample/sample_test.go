@@ -80,7 +80,7 @@ func TestTinyTopPIsGreedy(t *testing.T) {
 func TestFrequenciesFollowTheProbabilities(t *testing.T) {
 	logits := []float32{1, 0, 2, -1}
 	for _, p := range []Params{{Temperature: 1, Seed: 3}, {Temperature: 0.5, Seed: 9, TopP: 1}, {Temperature: 1, Seed: 4, TopK: 3}} {
-		const draws = 40000
+		const draws = 10000
 		var hits [4]float64
 		for i := range draws {
 			hits[Sample(logits, p, i%4, i/4)]++
@@ -320,7 +320,7 @@ func anyParams(r *rand.Rand) Params {
 func TestSampleIsByTheBook(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	var s Sampler // one for all: it must not remember
-	for i := range 4000 {
+	for i := range 1500 {
 		n := []int{50, 300, 1500}[i%3]
 		logits := random(r.Uint64(), n)
 		for range 20 { // ties
@@ -353,7 +353,7 @@ func TestFrequenciesOfAllFilters(t *testing.T) {
 		{Temperature: 1, TopP: 0.6, Seed: 1}, {Temperature: 1.5, MinP: 0.02, Seed: 2}, {Temperature: 0.9, TopP: 0.8, TopK: 30, MinP: 0.01, Seed: 3},
 		{Temperature: 1, Seed: 4, Repetition: 1.3, Presence: 1, Frequency: -1, Bias: map[int32]float32{4: 8, 9: 7}},
 	} {
-		const draws = 40000
+		const draws = 10000
 		hits := map[int32]float64{}
 		for i := range draws {
 			at.Position = i
