@@ -136,10 +136,10 @@ func askFor(base string, f feature, stream bool, onEvent func(n int)) (*parts, e
 	done := false
 	for n := 0; lines.Scan(); {
 		line := strings.TrimPrefix(lines.Text(), "data: ")
-		switch {
-		case line == "":
+		switch line {
+		case "":
 			continue
-		case line == "[DONE]":
+		case "[DONE]":
 			done = true
 			continue
 		}
