@@ -127,6 +127,9 @@ func appendLogprob(dst []byte, v float32) []byte {
 	if !(v >= logprobLeast) || math.IsInf(float64(v), 1) {
 		v = logprobLeast
 	}
+	if v == 0 {
+		v = 0 // without the sign
+	}
 	return strconv.AppendFloat(dst, float64(v), 'g', -1, 32)
 }
 
