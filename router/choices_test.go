@@ -229,3 +229,36 @@ func TestAdmissionOfSeveral(t *testing.T) {
 		}
 	})
 }
+
+// TestChoicesHangUp: a client that leaves ends all choices, and nothing of them is left.
+func TestChoicesHangUp(t *testing.T) {
+	for _, stage := range []struct {
+		name   string
+		choice int
+	}{{routertest.StageTransfer, 0}, {routertest.StageToken, 0}, {routertest.StageToken, 2}} {
+		t.Run(fmt.Sprintf("%s-%d", stage.name, stage.choice), func(t *testing.T) {
+			there := make(chan struct{}, 8)
+			ws := pair("p1", "d1")
+			for _, w := range ws {
+				w.Fault = func(c *routertest.Call, name string, n int) routertest.Action {
+					if c.KV.Choice != stage.choice || name != stage.name || name == routertest.StageToken && n != 3 {
+						return routertest.Go
+					}
+					there <- struct{}{}
+					return routertest.Wait
+				}
+			}
+			h := start(t, patient, ws...)
+			c := h.dial()
+			if _, err := c.Write([]byte(post(choices(ask{n: 500, stream: true}, 3).body()))); err != nil {
+				t.Fatal(err)
+			}
+			<-there
+			c.Close()
+			h.quiet()
+			if s := h.r.Status(); s.Queued != 0 || s.Active != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}

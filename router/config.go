@@ -40,7 +40,7 @@ type Config struct {
 	// RecoveryTimeout is how long after a fault the request must be in other hands, else the client is told. 5 s
 	RecoveryTimeout time.Duration
 
-	MaxConcurrent int // 512: requests being served
+	MaxConcurrent int // 512: answers being made; a request for n takes n places, at most all
 	MaxQueue      int // 512: requests waiting for their turn; more are refused with 429
 	MaxConns      int // 8192: client connections
 

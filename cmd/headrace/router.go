@@ -42,7 +42,7 @@ func (a *app) router() *cobra.Command {
 	fs.StringVar(&advertise, "advertise", "", "`HOST:PORT` that clients connect to, when --listen is not it")
 	fs.StringVar(&cfg.APIKeysFile, "api-keys-file", "", "`file` with API keys, one a line (default: none are asked for)")
 	fs.DurationVar(&cfg.RequestTimeout, "request-timeout", 5*time.Minute, "longest a request may take")
-	fs.IntVar(&cfg.MaxConcurrent, "max-concurrent", 512, "requests served at once")
+	fs.IntVar(&cfg.MaxConcurrent, "max-concurrent", 512, "answers made at once (a request for n counts n)")
 	fs.IntVar(&cfg.MaxQueue, "max-queue", 512, "requests waiting; more are refused with 429")
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB; workers have the same limit (default 32MiB)")
 	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
