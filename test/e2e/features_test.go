@@ -206,7 +206,36 @@ func TestFeatures(t *testing.T) {
 			}
 		})
 	}
+	t.Run("one worker alone", func(t *testing.T) { featureWhole(t, c, o) })
 	t.Run("decode worker killed", func(t *testing.T) { featureKill(t, c, o) })
+}
+
+// featureWhole: with prefill stopped, the router has decode's worker serve requests whole.
+func featureWhole(t *testing.T, c *cluster, o *oracle) {
+	c.in(t)
+	stopped := c.prefill()
+	signal := func(sig syscall.Signal) {
+		if err := syscall.Kill(stopped.PID, sig); err != nil {
+			t.Error(err)
+		}
+	}
+	signal(syscall.SIGSTOP)
+	defer func() {
+		signal(syscall.SIGCONT)
+		c.split(waitShort)
+		c.blocksBack(waitShort, "after the stop")
+	}()
+	for _, f := range features()[3:6] {
+		want, err := askFor(o.url, f, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := askFor(c.url(), f, true, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustEqualParts(t, got, want, f.name)
+	}
 }
 
 // featureKill: no log probability is lost or given twice when a stream is taken over.
