@@ -94,6 +94,7 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr stri
 	c.out = newOutbox(e.cfg.Limits.ControlQueue, func() {
 		c.closeSoon(fmt.Errorf("%w: the peer does not read control frames as fast as they come", ErrChannel))
 	})
+	c.out.direct = atOnce(conn)
 	return c
 }
 

@@ -306,7 +306,16 @@ func (c *Client) Push(id LeaseID, units []Unit, seq uint64) error {
 	if err != nil {
 		return err
 	}
-	return l.push(units, seq)
+	return l.push(units, seq, false)
+}
+
+// PushNow is Push by a goroutine that may as well send a small push itself. It waits for no peer either.
+func (c *Client) PushNow(id LeaseID, units []Unit, seq uint64) error {
+	l, err := c.source(id)
+	if err != nil {
+		return err
+	}
+	return l.push(units, seq, true)
 }
 
 // Handoff (P) gives the record that D gets when the lease settles. It is sent when every wanted unit has been.

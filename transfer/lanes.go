@@ -1,11 +1,12 @@
 package transfer
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
-// laneSet hands pieces of leases to a channel's lanes: in turn, a few pieces at a time, and a lane carries one lease at a
+// laneSet hands pieces of leases to a channel's lanes: in turns, a few pieces at a time, and a lane carries one lease at a
 // time. Its mutex is a leaf: nothing is locked under it.
 type laneSet struct {
 	c     *channel
@@ -16,8 +17,8 @@ type laneSet struct {
 
 	mu      sync.Mutex
 	cond    sync.Cond
-	ready   []*sourceLease
-	queued  map[*sourceLease]struct{}
+	ready   turns
+	idle    []*feeder            // lanes that wait for work, the one that waits least long last
 	carries map[int]*sourceLease // by lane
 	next    int                  // number of the next lane
 	closed  bool
@@ -27,7 +28,7 @@ type laneSet struct {
 const laneQuantum = 4
 
 func newLaneSet(c *channel) *laneSet {
-	s := &laneSet{c: c, queued: make(map[*sourceLease]struct{}), carries: make(map[int]*sourceLease)}
+	s := &laneSet{c: c, ready: newTurns(), carries: make(map[int]*sourceLease)}
 	s.cond.L = &s.mu
 	return s
 }
@@ -38,36 +39,123 @@ func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= laneIDsMax ||
 func (s *laneSet) push(l *sourceLease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, in := s.queued[l]; !in && !s.closed {
-		s.queued[l] = struct{}{}
-		s.ready = append(s.ready, l)
-		s.cond.Signal()
+	if !s.closed && s.ready.push(l) {
+		s.cond.Broadcast()
 	}
 }
 
-// pop waits for a lease with work.
-func (s *laneSet) pop(lane int) *sourceLease {
+// feeder is what feeds one lane: its goroutine, or for one piece a goroutine that has claimed it while it waits.
+type feeder struct {
+	link  Link
+	lane  int
+	slots chan *Write // those that are not posted
+	// Guarded by laneSet.mu:
+	claimed bool
+	begun   *Write // a piece that was begun by who claimed the lane, and is to be ended by Post
+}
+
+// pop waits for a lease with work, or for a piece that another goroutine has begun.
+func (s *laneSet) pop(f *feeder) (*sourceLease, *Write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.ready) == 0 && !s.closed && !s.dead(lane) {
-		s.cond.Wait()
+	if s.ready.empty() {
+		s.idle = append(s.idle, f)
+		for (s.ready.empty() || f.claimed) && f.begun == nil && !s.over(f) {
+			s.cond.Wait()
+		}
+		s.idle = slices.DeleteFunc(s.idle, func(other *feeder) bool { return other == f })
 	}
-	if s.closed || s.dead(lane) {
-		s.cond.Signal() // the wake-up may have been another lane's
-		return nil
+	if w := f.begun; w != nil {
+		f.begun, f.claimed = nil, false
+		return s.carries[f.lane], w
 	}
-	l := s.ready[0]
-	s.ready[0] = nil
-	s.ready = s.ready[1:]
-	delete(s.queued, l)
-	s.carries[lane] = l
-	return l
+	if s.over(f) {
+		s.cond.Broadcast() // the wake-up may have been another lane's
+		return nil, nil
+	}
+	l := s.ready.pop()
+	s.carries[f.lane] = l
+	return l, nil
 }
 
-func (s *laneSet) free(lane int) {
+// over says that a lane has nothing to do any more. s.mu is held.
+func (s *laneSet) over(f *feeder) bool { return !f.claimed && (s.closed || s.dead(f.lane)) }
+
+// free says that a lane carries its lease no more.
+func (s *laneSet) free(f *feeder) {
 	s.mu.Lock()
-	delete(s.carries, lane)
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.ready.done(s.carries[f.lane])
+	delete(s.carries, f.lane)
+	if f.claimed = false; !s.ready.empty() || s.over(f) {
+		s.cond.Broadcast()
+	}
+}
+
+// Starter is a link that can begin a piece without ever waiting. Start reports whether it is through with it, Done called; if
+// not, Post is called with the same Write, and ends it.
+type Starter interface {
+	Start(lane int, w *Write) (through bool)
+}
+
+// pushNow is push for a small push by a goroutine that may as well send it: where a lane waits and nothing is ahead, that
+// saves the time until another goroutine runs.
+func (s *laneSet) pushNow(l *sourceLease) {
+	f := s.claim(l)
+	if f == nil {
+		s.push(l)
+		return
+	}
+	w := <-f.slots
+	ok, more := l.take(f.lane, w)
+	if !ok {
+		f.slots <- w
+		s.free(f)
+		return
+	}
+	w.after = func(w *Write) { f.slots <- w }
+	s.charge(l, w)
+	s.c.busy.enter()
+	w.busy = &s.c.busy
+	if !f.link.(Starter).Start(f.lane, w) {
+		s.mu.Lock()
+		f.begun = w
+		s.cond.Broadcast()
+		s.mu.Unlock()
+		return // what more there is goes on with the lane
+	}
+	s.free(f)
+	if more {
+		s.push(l)
+	}
+}
+
+// claim takes a lane that waits from its goroutine: the last one to be used, whose other end is most likely awake.
+func (s *laneSet) claim(l *sourceLease) *feeder {
+	if s.c.e.rate.get() != 0 || s.c.e.cfg.Pauses.Armed() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || !s.ready.empty() {
+		return nil
+	}
+	for i := len(s.idle) - 1; i >= 0; i-- {
+		f := s.idle[i]
+		if _, can := f.link.(Starter); can && !f.claimed && f.begun == nil && !s.dead(f.lane) {
+			f.claimed = true
+			s.carries[f.lane] = l
+			s.ready.carry(l)
+			return f
+		}
+	}
+	return nil
+}
+
+func (s *laneSet) charge(l *sourceLease, w *Write) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ready.charge(l.client, w.Piece.Bytes)
 }
 
 // carrying lists the lanes that carry a lease.
@@ -103,26 +191,29 @@ func (s *laneSet) close() {
 // run feeds one lane until it is dead or the channel closes.
 func (s *laneSet) run(link Link, lane int) {
 	depth := link.Depth()
-	slots := make(chan *Write, depth)
+	f := &feeder{link: link, lane: lane, slots: make(chan *Write, depth)}
 	for range depth {
-		slots <- &Write{}
+		f.slots <- &Write{}
 	}
 	drained := make([]*Write, depth)
-	back := func(w *Write) { slots <- w }
+	back := func(w *Write) { f.slots <- w }
 	for {
-		l := s.pop(lane)
+		l, begun := s.pop(f)
 		if l == nil {
 			return
 		}
-		rest := s.feed(link, lane, l, slots, back)
+		if begun != nil {
+			link.Post(lane, begun)
+		}
+		rest := s.feed(f, l, back)
 		// The lane must be drained of this lease before it carries another.
 		for i := range depth {
-			drained[i] = <-slots
+			drained[i] = <-f.slots
 		}
 		for i := range depth {
-			slots <- drained[i]
+			f.slots <- drained[i]
 		}
-		s.free(lane)
+		s.free(f)
 		if rest {
 			s.push(l)
 		}
@@ -130,22 +221,23 @@ func (s *laneSet) run(link Link, lane int) {
 }
 
 // feed posts up to laneQuantum pieces, or as many as there are while nobody else waits.
-func (s *laneSet) feed(link Link, lane int, l *sourceLease, slots chan *Write, back func(*Write)) (rest bool) {
+func (s *laneSet) feed(f *feeder, l *sourceLease, back func(*Write)) (rest bool) {
 	e := s.c.e
 	for i := 0; ; i++ {
-		if s.dead(lane) {
+		if s.dead(f.lane) {
 			return true
 		}
 		if i >= laneQuantum && s.waiting() {
 			return true
 		}
-		w := <-slots
-		ok, more := l.take(lane, w)
+		w := <-f.slots
+		ok, more := l.take(f.lane, w)
 		if !ok {
-			slots <- w
+			f.slots <- w
 			return false
 		}
 		w.after = back
+		s.charge(l, w)
 		if more {
 			s.push(l) // another lane may help
 		}
@@ -156,14 +248,14 @@ func (s *laneSet) feed(link Link, lane int, l *sourceLease, slots chan *Write, b
 		e.cfg.Pauses.Wait(PauseWriteFrame, l.guard.stop)
 		s.c.busy.enter()
 		w.busy = &s.c.busy
-		link.Post(lane, w)
+		f.link.Post(f.lane, w)
 	}
 }
 
 func (s *laneSet) waiting() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.ready) > 0
+	return !s.ready.empty()
 }
 
 // down notes that a lane failed; it reports whether that is news, and how many are left.

@@ -70,6 +70,9 @@ func (p *Pauses) release(name string) {
 	}
 }
 
+// Armed says whether any point is set.
+func (p *Pauses) Armed() bool { return p != nil && p.armed.Load() > 0 }
+
 // Waiting says how many goroutines are held at a point, and gives a channel that is closed when that changes.
 func (p *Pauses) Waiting(name string) (int, <-chan struct{}) {
 	p.mu.Lock()

@@ -66,8 +66,11 @@ type flight struct {
 	altered int  // how often it arrived so
 }
 
-// push queues units. The caller has checked that the lease lives.
-func (l *sourceLease) push(units []Unit, seq uint64) error {
+// pushNowMax is the most bytes that are sent by the goroutine that pushes them: more is better spread over lanes.
+const pushNowMax = 128 << 10
+
+// push queues units. The caller has checked that the lease lives. With now it may send them itself.
+func (l *sourceLease) push(units []Unit, seq uint64, now bool) error {
 	limits := &l.e.cfg.Limits
 	if len(units) == 0 || len(units) > limits.UnitsPerPush {
 		return fmt.Errorf("%w: %d unit ranges in one push, need 1 to %d", ErrInvalid, len(units), limits.UnitsPerPush)
@@ -100,8 +103,12 @@ func (l *sourceLease) push(units []Unit, seq uint64) error {
 		return nil
 	}
 	more := l.enqueue(p)
+	now = now && len(l.queue) == 1 && p.left <= pushNowMax
 	l.mu.Unlock()
-	if more {
+	switch {
+	case more && now:
+		ch.lanes.pushNow(l)
+	case more:
 		ch.lanes.push(l)
 	}
 	return nil

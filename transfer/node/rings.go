@@ -156,7 +156,11 @@ func (r *engineRing) drain(s *ring.Submission) (n int, err error) {
 			units[i] = transfer.Unit(u)
 		}
 		r.c.subs.ring.Add(1)
-		if err := r.c.client.Push(transfer.LeaseID(s.Lease), units[:len(s.Units)], s.Seq); err != nil {
+		push := r.c.client.Push
+		if r.sub.Empty() { // else there is work for several lanes
+			push = r.c.client.PushNow
+		}
+		if err := push(transfer.LeaseID(s.Lease), units[:len(s.Units)], s.Seq); err != nil {
 			r.c.subs.refused.Add(1)
 			if !r.complete(ring.Completion{Status: uint16(refusal(err).Code), Lease: s.Lease, Seq: s.Seq}, 0) {
 				return n, fmt.Errorf("%w: no room for a refusal: take completions", ring.ErrBroken)

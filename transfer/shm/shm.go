@@ -108,6 +108,12 @@ func (l *link) gone() bool {
 	}
 }
 
+// Start is Post, which waits for nobody.
+func (l *link) Start(lane int, w *transfer.Write) bool {
+	l.Post(lane, w)
+	return true
+}
+
 // Post copies one piece in the calling goroutine.
 func (l *link) Post(lane int, w *transfer.Write) {
 	if l.gone() {

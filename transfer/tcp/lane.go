@@ -36,6 +36,10 @@ var zeros [scratchSize]byte
 func newLane(s *transfer.Setup, index int, conn *net.TCPConn, raw syscall.RawConn) *lane {
 	l := &lane{index: index, conn: conn, raw: raw, setup: s}
 	l.out.step = l.out.write
+	l.out.once = func(fd uintptr) bool {
+		l.out.through = l.out.write(fd)
+		return true
+	}
 	l.in.step = l.in.read
 	return l
 }
@@ -123,7 +127,10 @@ func (v *vector) timed(trap, fd uintptr, measure bool, spent *time.Duration) (ui
 // sender is the state of the piece being sent.
 type sender struct {
 	step    func(fd uintptr) bool // write, bound once
-	w       *transfer.Write
+	once    func(fd uintptr) bool // write, without asking for more
+	through bool                  // once wrote everything
+	choice  transfer.Choice
+	w       *transfer.Write // nil between pieces
 	vec     vector
 	left    uint64        // payload bytes not written
 	head    uint64        // header bytes not written
@@ -140,9 +147,30 @@ type sender struct {
 // send writes one piece: header, payload straight from the source, trailer. If the lease is fenced before the first byte,
 // nothing is written; if later, the rest of the payload is zeros and the trailer says so.
 func (l *lane) send(w *transfer.Write) error {
+	if l.out.w != w { // else start has begun it
+		if err := l.begin(w); err != nil {
+			return err
+		}
+	}
+	return l.sent(l.raw.Write(l.out.step))
+}
+
+// start is send as far as it goes without waiting for the peer. If that is not to the end, send goes on with it.
+func (l *lane) start(w *transfer.Write) (through bool, err error) {
+	if err := l.begin(w); err != nil {
+		return true, err
+	}
+	if err := l.raw.Write(l.out.once); err != nil || l.out.through {
+		return true, l.sent(err)
+	}
+	return false, nil
+}
+
+// begin gets a piece ready to be written.
+func (l *lane) begin(w *transfer.Write) error {
 	o := &l.out
 	choice := l.setup.Sending.Pick(uint64(w.Piece.Bytes), len(w.Runs))
-	o.timed, o.spent = choice.Measured(), 0
+	o.choice, o.timed, o.spent = choice, choice.Measured(), 0
 	var payload []byte
 	if choice.Mode == transfer.Staged {
 		began := time.Now()
@@ -159,15 +187,11 @@ func (l *lane) send(w *transfer.Write) error {
 	if err != nil {
 		return err
 	}
-	if err := l.put(w, payload, sum); err != nil {
-		return err
-	}
-	l.setup.Sending.Took(choice, o.spent, uint64(w.Piece.Bytes))
-	return nil
+	return l.prepare(w, payload, sum)
 }
 
-// put writes one piece, from payload if it was gathered there, else from the source.
-func (l *lane) put(w *transfer.Write, payload []byte, sum uint64) error {
+// prepare lists what is to be written: from payload if it was gathered there, else from the source.
+func (l *lane) prepare(w *transfer.Write, payload []byte, sum uint64) error {
 	o := &l.out
 	if !w.Enter() {
 		return transfer.ErrFenced
@@ -191,18 +215,25 @@ func (l *lane) put(w *transfer.Write, payload []byte, sum uint64) error {
 	}
 	o.vec.addApart(o.trailer[:])
 	w.Leave()
-	if err := l.raw.Write(o.step); err != nil && o.err == nil {
-		o.err = err
-	}
+	return nil
+}
+
+// sent gives the result of a piece; err is that of writing it.
+func (l *lane) sent(err error) error {
+	o, w := &l.out, l.out.w
 	runtime.KeepAlive(l)
 	o.w = nil
-	if o.err == nil && o.fault {
+	if o.err == nil {
+		o.err = err
+	}
+	switch {
+	case o.err == nil && o.fault:
 		return fmt.Errorf("send piece: %w", transfer.ErrMemory)
-	}
-	if o.err == nil && o.padding {
+	case o.err == nil && o.padding:
 		return transfer.ErrFenced
-	}
-	if o.err != nil && !errors.Is(o.err, transfer.ErrFenced) {
+	case o.err == nil:
+		l.setup.Sending.Took(o.choice, o.spent, uint64(w.Piece.Bytes))
+	case !errors.Is(o.err, transfer.ErrFenced):
 		return fmt.Errorf("send piece on lane %d: %w", l.index, o.err)
 	}
 	return o.err

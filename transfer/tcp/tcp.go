@@ -126,6 +126,8 @@ func (t *transport) tune(c *net.TCPConn, raw syscall.RawConn) error {
 	return errors.Join(errs...)
 }
 
+var _ transfer.Starter = (*link)(nil)
+
 type link struct {
 	t       *transport
 	setup   *transfer.Setup
@@ -170,6 +172,20 @@ func (l *link) lane(index int) *lane {
 func (*link) Depth() int     { return 1 }
 func (*link) OneSided() bool { return false }
 
+// Start sends one piece as far as it goes at once.
+func (l *link) Start(index int, w *transfer.Write) bool {
+	x := l.lane(index)
+	if x == nil {
+		w.Done(net.ErrClosed) // it failed, and was replaced
+		return true
+	}
+	through, err := x.start(w)
+	if through {
+		x.end(w, err)
+	}
+	return through
+}
+
 // Post sends one piece in the calling goroutine.
 func (l *link) Post(index int, w *transfer.Write) {
 	x := l.lane(index)
@@ -177,9 +193,12 @@ func (l *link) Post(index int, w *transfer.Write) {
 		w.Done(net.ErrClosed) // it failed, and was replaced
 		return
 	}
-	err := x.send(w)
+	x.end(w, x.send(w))
+}
+
+func (l *lane) end(w *transfer.Write, err error) {
 	if err != nil && !errors.Is(err, transfer.ErrFenced) && !errors.Is(err, transfer.ErrMemory) {
-		x.fail(err)
+		l.fail(err)
 	}
 	w.Done(err)
 }

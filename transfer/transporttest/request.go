@@ -111,11 +111,15 @@ func (q *Request) Bind(t testing.TB) {
 	q.DLease = id
 }
 
-// PushAll pushes every layer on its own and gives the record.
+// PushAll pushes every layer on its own, every second one perhaps in this goroutine, and gives the record.
 func (q *Request) PushAll(t testing.TB, record []byte) {
 	t.Helper()
 	for layer := range q.Pair.P.Layout.Layers {
-		if err := q.Pair.P.Client.Push(q.PLease, []transfer.Unit{{Layer: layer, First: 0, Count: uint32(len(q.Src))}}, uint64(layer)+1); err != nil {
+		push := q.Pair.P.Client.Push
+		if layer%2 == 1 {
+			push = q.Pair.P.Client.PushNow
+		}
+		if err := push(q.PLease, []transfer.Unit{{Layer: layer, First: 0, Count: uint32(len(q.Src))}}, uint64(layer)+1); err != nil {
 			t.Fatalf("push layer %d: %v", layer, err)
 		}
 	}

@@ -106,6 +106,14 @@ func (c *Client) setupRing(ctx context.Context) error {
 	return nil
 }
 
+// Submission says how small pushes go: ring or message.
+func (c *Client) Submission() string {
+	if c.pushes.Load() != nil {
+		return "ring"
+	}
+	return "message"
+}
+
 // submit puts a push into the ring; false means that it must go as a message.
 func (r *ringEnd) submit(id transfer.LeaseID, units []transfer.Unit, seq uint64) (bool, error) {
 	if len(units) == 0 || len(units) > ring.UnitsMax {
