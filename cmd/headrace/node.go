@@ -36,6 +36,7 @@ func (a *app) node() *cobra.Command {
 	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
 	fs.IntVar(&cfg.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
 	fs.StringVar(&cfg.Checksum, "checksum", "sampled", "which `pieces` are sent with a checksum that the other end verifies: off, sampled (1 in 64), always or 1/N")
+	fs.StringVar(&cfg.Congestion, "tcp-congestion", "", "congestion control of TCP lanes, host for the host's own (default: the host's own, but cubic on loopback)")
 	fs.StringVar(&cfg.Method, "method", "auto", "how scattered bytes get to the network: direct, staged through a buffer, or auto, as measured for each size")
 	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
 	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")

@@ -23,6 +23,7 @@ type Config struct {
 	Transports []transfer.Transport // in place of the built-in ones, for tests
 	Lanes      int
 	Method     string // auto, direct or staged
+	Congestion string // of TCP lanes: "" the host's own but cubic on loopback, "host", or a name
 	RateLimit  int64  // bytes a second, 0: none
 	Checksum   string // of pieces sent: off, sampled (the default), always or 1/N
 	Admin      string // "127.0.0.1:0"; empty: no HTTP

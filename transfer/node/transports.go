@@ -13,7 +13,7 @@ import (
 func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error) {
 	transports := cfg.Transports
 	if len(transports) == 0 {
-		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{})} // the local copy where it applies
+		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{Congestion: cfg.Congestion})} // the local copy where it applies
 	}
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
 	if err != nil {
