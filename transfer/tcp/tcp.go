@@ -122,12 +122,12 @@ func (t *transport) tune(c *net.TCPConn, raw syscall.RawConn) error {
 	if t.cfg.ReceiveBuffer > 0 {
 		errs = append(errs, c.SetReadBuffer(t.cfg.ReceiveBuffer))
 	}
-	errs = append(errs, raw.Control(func(fd uintptr) {
-		errs = append(errs, t.congestion(int(fd), c))
+	var options error
+	control := raw.Control(func(fd uintptr) {
 		ms := int(t.cfg.UserTimeout / time.Millisecond)
-		errs = append(errs, unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms))
-	}))
-	return errors.Join(errs...)
+		options = errors.Join(t.congestion(int(fd), c), unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms))
+	})
+	return errors.Join(append(errs, control, options)...)
 }
 
 // congestion sets what the configuration names. What is chosen for loopback need not be there.
