@@ -77,6 +77,7 @@ type laneStream struct {
 var ErrChannel = errors.New("channel died")
 
 // ErrMemory is what a transport answers for a piece whose lent memory could not be read: the lease fails, not the lane.
+// ErrRegion does the same for a region that its devices do not know.
 var ErrMemory = errors.New("memory fault in a lent region")
 
 // ErrFenced is what a transport answers for a piece whose lease was fenced before or while it was sent.

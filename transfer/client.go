@@ -114,6 +114,9 @@ func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (Re
 	if err != nil {
 		return 0, err
 	}
+	if err := r.register(c.e.usable); err != nil {
+		return 0, errors.Join(err, r.close())
+	}
 	c.mu.Lock()
 	switch {
 	case c.closed:

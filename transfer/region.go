@@ -23,6 +23,9 @@ type Region struct {
 	mem      []byte // exactly the registered size
 	readOnly bool
 
+	keys map[string][]byte // by the name of the transport that registered it
+	regs []Registrar       // those that did
+
 	mapMu   sync.Mutex // held while the region is populated or unmapped
 	mapping []byte
 
@@ -32,6 +35,44 @@ type Region struct {
 
 // ID names the region.
 func (r *Region) ID() RegionID { return r.id }
+
+// ReadOnly says whether nothing may be written to it.
+func (r *Region) ReadOnly() bool { return r.readOnly }
+
+// register makes the region known to the transports that want that.
+func (r *Region) register(transports []Transport) error {
+	for _, t := range transports {
+		reg, wants := t.(Registrar)
+		if !wants {
+			continue
+		}
+		key, err := reg.Register(r)
+		if err == nil {
+			r.regs = append(r.regs, reg)
+			if len(key) > RegionKeyMax {
+				err = fmt.Errorf("%w: a key of %d bytes, at most %d", ErrLimit, len(key), RegionKeyMax)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("register region with transport %s: %w", t.Name(), err)
+		}
+		if r.keys == nil {
+			r.keys = make(map[string][]byte)
+		}
+		r.keys[t.Name()] = key
+	}
+	return nil
+}
+
+// keysOf gives the regions' keys for a transport, nil if it has none.
+func keysOf(rs []*Region, transport string) (keys [][]byte) {
+	for _, r := range rs {
+		if key, registered := r.keys[transport]; registered {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
 
 // Bytes is the region's memory. Only who has entered the guard of one of its leases may touch it.
 func (r *Region) Bytes() []byte { return r.mem }
@@ -84,9 +125,13 @@ func (r *Region) close() error {
 	if r.mapping == nil {
 		return nil
 	}
-	err := unix.Munmap(r.mapping)
-	r.mapping, r.mem = nil, nil
-	return err
+	var errs []error
+	for _, reg := range r.regs {
+		errs = append(errs, reg.Unregister(r))
+	}
+	errs = append(errs, unix.Munmap(r.mapping))
+	r.mapping, r.mem, r.regs = nil, nil, nil
+	return errors.Join(errs...)
 }
 
 // populate faults the region in, some at a time, so that unmapping waits for one step at most.

@@ -17,7 +17,8 @@ type sourceLease struct {
 	target    LeaseID // D's id of the lease, since bound
 	epoch     uint64  // of D's daemon
 	dstBlocks []uint32
-	early     []*push // pushed before the lease was bound
+	keys      [][]byte // of the destination's regions, where the transport needs them
+	early     []*push  // pushed before the lease was bound
 	queue     []work
 	retry     []Piece // of lanes that failed
 	flying    map[uint32]*flight
@@ -166,11 +167,16 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 		return false, false
 	}
 	l.flying[f.piece.ID] = f
+	l.laneSent[lane] += 0 // told at the hand-off even if it never gets a piece through
 	more = len(l.queue)+len(l.retry) > 0
 	check := f.altered > 0 || l.ch.checks()
 	l.mu.Unlock()
 	// What follows is fixed since the lease was bound.
-	*w = Write{Piece: f.piece, Src: l.regions[l.geom.pair(&f.piece).Src], Runs: w.Runs[:0], lease: l, lane: lane, check: check}
+	pair := l.geom.pair(&f.piece)
+	*w = Write{Piece: f.piece, Src: l.regions[pair.Src], Runs: w.Runs[:0], lease: l, lane: lane, check: check}
+	if len(l.keys) > 0 {
+		w.Key = l.keys[pair.Dst]
+	}
 	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, l.blocks, l.dstBlocks)
 	return true, more
 }
@@ -233,9 +239,9 @@ func (l *sourceLease) writeDone(p *Piece, lane int, err error) {
 		return
 	}
 	ch := l.ch
-	if errors.Is(err, ErrMemory) {
+	if errors.Is(err, ErrMemory) || errors.Is(err, ErrRegion) {
 		l.mu.Unlock()
-		l.e.wg.Go(func() { l.fail("read source blocks: %v", err) })
+		l.e.wg.Go(func() { l.fail("send source blocks: %v", err) })
 		return
 	}
 	if err != nil || ch.lanes.dead(lane) {
@@ -419,7 +425,7 @@ func (l *sourceLease) bound(m *boundMsg) error {
 		return nil
 	}
 	l.state = LeaseBound
-	l.geom, l.target, l.epoch, l.dstBlocks = g, m.target, m.epoch, m.blocks
+	l.geom, l.target, l.epoch, l.dstBlocks, l.keys = g, m.target, m.epoch, m.blocks, m.keys
 	l.posted = newBitmap(g.bits)
 	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layouts: m.layouts})
 	more := false

@@ -64,7 +64,7 @@ func (l *targetLease) bind(regions []*Region, req *BindReq) (boundMsg, error) {
 		giveBackAll(regions, blocks[first:])
 		return m, err
 	}
-	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layouts: layouts, firstToken: req.FirstToken, blocks: blocks}, nil
+	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layouts: layouts, firstToken: req.FirstToken, blocks: blocks, keys: keysOf(regions, ch.transport)}, nil
 }
 
 // wantedBlocks checks the blocks of a request to bind, and says from which on they are to be filled.
@@ -121,12 +121,16 @@ func (l *targetLease) check() {
 		return
 	}
 	for _, c := range l.counts {
+		dead := l.ch.lanes.dead(int(c.lane))
+		if l.peerHolds && c.failed != 0 && !dead {
+			return // it may have begun pieces that it does not count, and their packets may come late
+		}
 		if l.received[int(c.lane)] >= c.pieces {
 			continue
 		}
 		// What was lost with a dead lane was sent again on another. A one-sided writer may still be at it, until it says
 		// that it knows of the dead lane too.
-		if !l.ch.lanes.dead(int(c.lane)) || l.peerHolds && c.failed == 0 {
+		if !dead || l.peerHolds && c.failed == 0 {
 			return
 		}
 	}
@@ -279,7 +283,8 @@ func (l *targetLease) begin(lane int, p Piece, into *Landing) error {
 type Write struct {
 	Piece Piece
 	Src   *Region
-	Runs  []Run // in payload order: source and destination
+	Runs  []Run  // in payload order: source and destination
+	Key   []byte // the destination region's, from the other end's Registrar
 	lease *sourceLease
 	lane  int
 	check bool       // it is to carry a checksum

@@ -43,6 +43,18 @@ type Setup struct {
 // ExchangeMax bounds what transports may tell each other while a channel is set up.
 const ExchangeMax = 64 << 10
 
+// Registrar is a transport whose devices must know a region before they move its bytes.
+type Registrar interface {
+	// Register makes a region known, and gives the key that a peer's transport needs to write to it, at most RegionKeyMax
+	// bytes: BOUND brings it there, as Write.Key.
+	Register(r *Region) (key []byte, err error)
+	// Unregister is called before the region is unmapped, when all of its leases are fenced.
+	Unregister(r *Region) error
+}
+
+// RegionKeyMax bounds a region's key.
+const RegionKeyMax = 1024
+
 // Link is one end of a channel's lanes.
 type Link interface {
 	// Post hands one piece to a lane. It may block until the lane took it. w.Done is called exactly once, from any goroutine,

@@ -49,9 +49,10 @@ package transfer
 //	                     16    4 first token wanted
 //	                     20    4 n: regions of the destination's shard set, 1 to 64
 //	                     24    4 b: blocks
-//	                     28    4 reserved, 0
+//	                     28    4 k: bytes of the regions' keys, 0 where the channel's transport needs none
 //	                     32 128n layouts of the regions, in order of rank
 //	                      .   4b destination block ids in the request's order
+//	                      .    k for each region the size of its key (2), at most 1024, and the key, opaque
 //	  18 REFUSED   2    the ticket was not bound and never will be
 //	                      0      reason
 //	  19 LANDED    2    pieces were counted; many at a time
@@ -389,19 +390,27 @@ type boundMsg struct {
 	layouts    []Layout
 	firstToken uint32
 	blocks     []uint32
+	keys       [][]byte // of the regions, or none
 }
 
 func (m boundMsg) frame(lease LeaseID) []byte {
 	le := binary.LittleEndian
-	b := newFrame(frameBound, roleTarget, lease, 32+LayoutSize*len(m.layouts)+4*len(m.blocks))
+	keys := 0
+	for _, k := range m.keys {
+		keys += 2 + len(k)
+	}
+	b := newFrame(frameBound, roleTarget, lease, 32+LayoutSize*len(m.layouts)+4*len(m.blocks)+keys)
 	b = le.AppendUint64(b, uint64(m.target))
 	b = le.AppendUint64(b, m.epoch)
-	for _, v := range [...]uint32{m.firstToken, uint32(len(m.layouts)), uint32(len(m.blocks)), 0} {
+	for _, v := range [...]uint32{m.firstToken, uint32(len(m.layouts)), uint32(len(m.blocks)), uint32(keys)} {
 		b = le.AppendUint32(b, v)
 	}
 	b = appendLayouts(b, m.layouts)
 	for _, id := range m.blocks {
 		b = le.AppendUint32(b, id)
+	}
+	for _, k := range m.keys {
+		b = append(le.AppendUint16(b, uint16(len(k))), k...)
 	}
 	return finishFrame(b)
 }
@@ -409,11 +418,15 @@ func (m boundMsg) frame(lease LeaseID) []byte {
 func parseBound(b []byte) (m boundMsg, err error) {
 	const fixed = 32
 	le := binary.LittleEndian
-	if len(b) < fixed || le.Uint32(b[28:]) != 0 {
+	if len(b) < fixed {
 		return m, malformed("bound", b)
 	}
-	n, blocks := uint64(le.Uint32(b[20:])), uint64(le.Uint32(b[24:]))
-	if n == 0 || n > ShardsMax || fixed+LayoutSize*n+4*blocks != uint64(len(b)) {
+	n, blocks, keys := uint64(le.Uint32(b[20:])), uint64(le.Uint32(b[24:])), uint64(le.Uint32(b[28:]))
+	if n == 0 || n > ShardsMax || fixed+LayoutSize*n+4*blocks+keys != uint64(len(b)) {
+		return m, malformed("bound", b)
+	}
+	var whole bool
+	if m.keys, whole = parseKeys(b[uint64(len(b))-keys:], int(n)); !whole {
 		return m, malformed("bound", b)
 	}
 	m.target, m.epoch = LeaseID(le.Uint64(b)), le.Uint64(b[8:])
@@ -424,6 +437,22 @@ func parseBound(b []byte) (m boundMsg, err error) {
 	}
 	m.layouts, err = parseLayouts(b[fixed : fixed+LayoutSize*n])
 	return m, err
+}
+
+// parseKeys takes the keys of n regions apart, or none.
+func parseKeys(b []byte, n int) (keys [][]byte, whole bool) {
+	for len(b) > 0 {
+		if len(b) < 2 {
+			return nil, false
+		}
+		size := int(binary.LittleEndian.Uint16(b))
+		if size > RegionKeyMax || len(b)-2 < size {
+			return nil, false
+		}
+		keys = append(keys, b[2:2+size:2+size])
+		b = b[2+size:]
+	}
+	return keys, len(keys) == 0 || len(keys) == n
 }
 
 func landedFrame(lease LeaseID, pieces []uint32) []byte {

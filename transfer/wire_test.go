@@ -49,7 +49,8 @@ func TestControlFramesAreGolden(t *testing.T) {
 		{"ping", stampFrame(framePing, 0x0102030405060708), "08000000" + "0500" + "0000" + "0000000000000000" + "0807060504030201"},
 		{"pong", stampFrame(framePong, 1), "08000000" + "0600" + "0000" + "0000000000000000" + "0100000000000000"},
 		{"present", presentMsg{wireTicket(), two, 33, []byte("m")}.frame(9), "71020000" + "1000" + "0100" + "0900000000000000" + tkHex + "21000000" + "01000000" + "02000000" + "00000000" + layHex + rank1Hex + "6d"},
-		{"bound", boundMsg{8, 7, two, 16, []uint32{5, 6, 7}}.frame(9), "2c010000" + "1100" + "0200" + "0900000000000000" + "0800000000000000" + "0700000000000000" + "10000000" + "02000000" + "03000000" + "00000000" + layHex + rank1Hex + "05000000" + "06000000" + "07000000"},
+		{"bound", boundMsg{8, 7, two, 16, []uint32{5, 6, 7}, nil}.frame(9), "2c010000" + "1100" + "0200" + "0900000000000000" + "0800000000000000" + "0700000000000000" + "10000000" + "02000000" + "03000000" + "00000000" + layHex + rank1Hex + "05000000" + "06000000" + "07000000"},
+		{"bound keys", boundMsg{8, 7, two, 16, []uint32{5, 6, 7}, [][]byte{{1, 2}, {3}}}.frame(9), "33010000" + "1100" + "0200" + "0900000000000000" + "0800000000000000" + "0700000000000000" + "10000000" + "02000000" + "03000000" + "07000000" + layHex + rank1Hex + "05000000" + "06000000" + "07000000" + "0200" + "0102" + "0100" + "03"},
 		{"refused", reasonFrame(frameRefused, roleTarget, 9, "no"), "02000000" + "1200" + "0200" + "0900000000000000" + "6e6f"},
 		{"landed", landedFrame(9, []uint32{3, 4}), "08000000" + "1300" + "0200" + "0900000000000000" + "03000000" + "04000000"},
 		{"handoff", handoffMsg{[]laneCount{{1, 0, 20}, {2, 1, 3}}, []byte("rec")}.frame(9), "2b000000" + "1400" + "0100" + "0900000000000000" + "02000000" + "03000000" +
@@ -214,7 +215,7 @@ func FuzzControlFrame(f *testing.F) {
 	lay := testLayout(3, 7, 16, 4, 128)
 	for _, b := range [][]byte{
 		openMsg{"tcp", 4}.frame(), openedMsg{lanes: 4}.frame(), stampFrame(framePing, 1), presentMsg{wireTicket(), []Layout{lay, lay}, 33, []byte("m")}.frame(9),
-		boundMsg{8, 7, []Layout{lay, lay}, 16, []uint32{5, 6}}.frame(9), landedFrame(9, []uint32{3}), handoffMsg{[]laneCount{{1, 0, 20}}, []byte("rec")}.frame(9),
+		boundMsg{8, 7, []Layout{lay, lay}, 16, []uint32{5, 6}, [][]byte{{1, 2}, {3}}}.frame(9), landedFrame(9, []uint32{3}), handoffMsg{[]laneCount{{1, 0, 20}}, []byte("rec")}.frame(9),
 		revokeFrame(roleSource, 9, LeaseRevoked, "why"), reasonFrame(frameBye, roleNone, 0, "bye"),
 	} {
 		f.Add(b)

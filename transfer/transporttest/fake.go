@@ -1,6 +1,7 @@
 package transporttest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,18 @@ type fakeMeeting struct {
 	both chan struct{}
 }
 
-var _ transfer.Transport = (*Fake)(nil)
+var (
+	_ transfer.Transport = (*Fake)(nil)
+	_ transfer.Registrar = (*Fake)(nil)
+)
+
+// Register implements transfer.Registrar.
+func (f *Fake) Register(r *transfer.Region) ([]byte, error) { return fakeKey(r), nil }
+
+// Unregister implements transfer.Registrar.
+func (f *Fake) Unregister(*transfer.Region) error { return nil }
+
+func fakeKey(r *transfer.Region) []byte { return fmt.Appendf(nil, "fake region %d", r.ID()) }
 
 // Name implements transfer.Transport.
 func (*Fake) Name() string { return "fake" }
@@ -288,6 +300,12 @@ func (x *fakeLane) move(w *transfer.Write, fault Fault) error {
 	if landing.Discard() {
 		landing.End(false)
 		return nil
+	}
+	if !bytes.Equal(w.Key, fakeKey(landing.Dst)) {
+		err := fmt.Errorf("piece for region %d came with the key %q", landing.Dst.ID(), w.Key)
+		landing.End(false)
+		x.failBoth(err)
+		return err
 	}
 	x.pause(w, &landing)
 	sum, err := w.Sum(nil)
