@@ -205,7 +205,8 @@ func addTest(ctx context.Context, o *options, m *image, pkg, work string) (c scr
 	if o.full {
 		c.Env = append(c.Env, "HEADRACE_FULL=1")
 	}
-	c.Args = []string{"/bin/" + name, fmt.Sprintf("-test.timeout=%v", o.timeout), fmt.Sprintf("-test.count=%d", o.count), "-test.run=" + o.run}
+	const margin = 30 * time.Second // for booting, so that a test that hangs says where
+	c.Args = []string{"/bin/" + name, fmt.Sprintf("-test.timeout=%v", max(o.timeout-margin, margin)), fmt.Sprintf("-test.count=%d", o.count), "-test.run=" + o.run}
 	if o.verbose {
 		c.Args = append(c.Args, "-test.v")
 	}

@@ -1,0 +1,43 @@
+package rdma
+
+import (
+	"os"
+	"testing"
+
+	"github.com/headrace/headrace/cgo"
+	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/transporttest"
+)
+
+// needDevice skips a test where there is no RDMA port; in the lab there is one, and a skip would be a failure.
+func needDevice(t testing.TB) {
+	t.Helper()
+	rdma := New(Config{})
+	err := rdma.Probe()
+	if cerr := rdma.Close(); cerr != nil {
+		t.Fatal(cerr)
+	}
+	switch {
+	case err == nil:
+	case os.Getenv("HEADRACE_LAB") != "":
+		t.Fatalf("the lab has no RDMA: %v", err)
+	default:
+		t.Skipf("%v (make lab has it)", err)
+	}
+}
+
+// checkObjects wants every object of libibverbs closed at the end.
+func checkObjects(t testing.TB) {
+	t.Helper()
+	t.Cleanup(func() {
+		if h := cgo.Live(); h.Total() != 0 {
+			t.Errorf("objects are left: %+v", h)
+		}
+	})
+}
+
+func TestConformance(t *testing.T) {
+	needDevice(t)
+	checkObjects(t)
+	transporttest.Run(t, transporttest.Factory{New: func() transfer.Transport { return New(Config{}) }})
+}

@@ -1,0 +1,55 @@
+package rdma
+
+import (
+	"github.com/headrace/headrace/cgo"
+)
+
+// The transitions of a lane's queue pair, each with the attributes that it sets.
+
+// Waiting for acknowledgements: 4.096 us * 2^14 = 67 ms, eight times. A receiver that is not ready is asked again after
+// 0.64 ms, without end: its process is alive as long as its queue pair is, and slots keep that from happening at all.
+const (
+	ackTimeout  = 14
+	ackRetries  = 7
+	rnrTimer    = 12
+	rnrRetries  = 7
+	readsMax    = 16
+	hopLimit    = 64
+	remoteRight = cgo.LocalWrite | cgo.RemoteWrite | cgo.RemoteRead | cgo.BindWindow
+)
+
+func (x *lane) toInit() error {
+	return x.qp.Modify(&cgo.QPAttr{
+		Mask:  cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess,
+		State: cgo.QPInit, PKeyIndex: uint32(x.link.t.cfg.PKeyIndex), Port: uint32(x.rail.port), Access: remoteRight,
+	})
+}
+
+// toRTR makes the queue pair ready to receive from the peer's.
+func (x *lane) toRTR() error {
+	a := &cgo.QPAttr{
+		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
+		State: cgo.QPRTR, Port: uint32(x.rail.port), PathMTU: min(x.rail.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
+		MaxReadsServed: min(readsMax, x.rail.attr.MaxReadsServed), MinRNRTimer: rnrTimer,
+		ServiceLevel: uint32(x.link.t.cfg.ServiceLevel), DLID: x.peer.lid,
+	}
+	if x.rail.state.LinkLayer == cgo.Ethernet || x.peer.lid == 0 {
+		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, x.peer.gid, x.rail.gid.Index, hopLimit
+		a.TrafficClass = uint32(x.link.t.cfg.TrafficClass)
+	}
+	return x.qp.Modify(a)
+}
+
+// toRTS makes it ready to send too.
+func (x *lane) toRTS() error {
+	return x.qp.Modify(&cgo.QPAttr{
+		Mask:  cgo.MaskState | cgo.MaskTimeout | cgo.MaskRetryCount | cgo.MaskRNRRetry | cgo.MaskSQPSN | cgo.MaskMaxReads,
+		State: cgo.QPRTS, Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: rnrRetries, SQPSN: x.psn,
+		MaxReads: min(readsMax, x.rail.attr.MaxReadsIssued),
+	})
+}
+
+// toError flushes what was posted, and lets nothing in.
+func (x *lane) toError() error {
+	return x.qp.Modify(&cgo.QPAttr{Mask: cgo.MaskState, State: cgo.QPError})
+}

@@ -1,0 +1,233 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/headrace/headrace/cgo"
+	"github.com/headrace/headrace/transfer"
+)
+
+const pollBatch = 64
+
+// run owns the lane's completion queue until the lane is drained, and then ends the lane.
+func (x *lane) run() {
+	wcs := make([]cgo.WC, pollBatch)
+	for !x.isDrained() {
+		n, err := x.poll(wcs)
+		if err != nil {
+			x.fail(err)
+			break // the queue pair's destruction flushes as well
+		}
+		for i := range wcs[:n] {
+			if err := x.handle(&wcs[i]); err != nil {
+				x.fail(err)
+			}
+		}
+		if err := x.giveBackSlots(); err != nil {
+			x.fail(err)
+		}
+		x.reap()
+		if err := x.last(); err != nil {
+			x.fail(err)
+			break
+		}
+	}
+	x.bury()
+}
+
+// poll gives completions: those that are there, or else the next ones.
+func (x *lane) poll(wcs []cgo.WC) (int, error) {
+	var until time.Time
+	for {
+		n, err := x.cq.Poll(wcs)
+		if n > 0 || err != nil {
+			return n, err
+		}
+		spin := x.link.t.cfg.Spin
+		if spin <= 0 {
+			break
+		}
+		if until.IsZero() {
+			until = time.Now().Add(spin)
+		} else if time.Now().After(until) {
+			break
+		}
+		runtime.Gosched()
+	}
+	// What completes between the last poll and arming makes no event: poll once more before parking.
+	if err := x.cq.Arm(); err != nil {
+		return 0, err
+	}
+	if n, err := x.cq.Poll(wcs); n > 0 || err != nil {
+		return n, err
+	}
+	return 0, x.park()
+}
+
+// park waits for an event of the completion channel, or for fail.
+func (x *lane) park() error {
+	err := x.raw.Read(func(uintptr) bool {
+		got := false
+		for x.events.Event() == 0 {
+			got = true
+		}
+		return got
+	})
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return x.parked.SetReadDeadline(time.Time{}) // fail wakes once: all else makes events
+	}
+	return err
+}
+
+// isDrained says that the lane is failing and that everything posted to either queue was flushed.
+func (x *lane) isDrained() bool { return x.flushed && x.receives == 0 }
+
+// handle takes one completion. An error fails the lane.
+func (x *lane) handle(wc *cgo.WC) error {
+	switch {
+	case wc.ID == idLastSend:
+		x.flushed = true
+		return nil
+	case wc.ID >= idRecv:
+		x.receives--
+		if wc.Status != cgo.Success {
+			return fmt.Errorf("receive on QP %d: %w", wc.QPN, wc.Status)
+		}
+		return x.receive(wc)
+	}
+	x.mu.Lock()
+	x.completed = max(x.completed, wc.ID)
+	x.mu.Unlock()
+	select {
+	case x.room <- struct{}{}:
+	default:
+	}
+	if wc.Status != cgo.Success {
+		return fmt.Errorf("send on QP %d of %s: %w (vendor %#x)", wc.QPN, x.rail.name, wc.Status, wc.Vendor)
+	}
+	return nil
+}
+
+// receive takes one immediate. It speaks for this queue pair alone.
+func (x *lane) receive(wc *cgo.WC) error {
+	if wc.HasImm == 0 || wc.Op != cgo.WCRecvWrite {
+		return fmt.Errorf("%w: a message without an immediate", transfer.ErrProtocol)
+	}
+	number := wc.Imm & 0xffff
+	switch wc.Imm &^ 0xffff {
+	case immSlots:
+		for range number {
+			select {
+			case x.credits <- struct{}{}:
+			default:
+				return fmt.Errorf("%w: more slots came back than there are", transfer.ErrProtocol)
+			}
+		}
+	case immPiece:
+		if uint64(number) != x.arrived%slotCount {
+			return fmt.Errorf("%w: piece %d was announced in slot %d", transfer.ErrProtocol, x.arrived, number)
+		}
+		x.arrived++
+		x.consumed++
+		if err := x.land(x.slots[number*slotSize:][:announceSize]); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%w: immediate %#x", transfer.ErrProtocol, wc.Imm)
+	}
+	return x.postReceive()
+}
+
+// postReceive replaces a receive that was used. A failing lane gets none: what is posted in the error state is flushed by
+// some devices when the next packet comes, which is never.
+func (x *lane) postReceive() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.failing {
+		return nil
+	}
+	if n, errno := x.qp.PostRecv([]cgo.Recv{{ID: idRecv}}); n != 1 {
+		return fmt.Errorf("post a receive: %w", errno)
+	}
+	x.receives++
+	return nil
+}
+
+// land counts a piece whose bytes are in place already.
+func (x *lane) land(slot []byte) error {
+	var header [transfer.DataHeaderSize]byte
+	var trailer [transfer.DataTrailerSize]byte
+	copy(header[:], slot)
+	copy(trailer[:], slot[len(header):])
+	p, err := transfer.ParseHeader(&header)
+	if err != nil {
+		return err
+	}
+	whole, sum, err := transfer.ParseTrailer(&trailer)
+	if err != nil {
+		return err
+	}
+	if err := x.link.setup.Target.Begin(x.index, p, &x.landing); err != nil {
+		return err
+	}
+	x.landing.End(whole && x.landing.Verify(sum))
+	return nil
+}
+
+// last posts the last request to the send queue of a failing lane: what was posted before has been flushed when it is.
+func (x *lane) last() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.failing || x.lastSend {
+		return nil
+	}
+	n, errno := x.qp.PostSend([]cgo.WR{{ID: idLastSend, Op: cgo.Send, Flags: cgo.Signaled}})
+	if x.lastSend = n == 1; x.lastSend || errno == syscall.ENOMEM || errno == syscall.EAGAIN {
+		return nil // a full queue has room when something was flushed
+	}
+	return fmt.Errorf("post the last send to QP %d: %w", x.qp.Num, errno)
+}
+
+// bury ends a lane that is drained: the other end first, which may hold packets of this one's, then the pieces.
+func (x *lane) bury() {
+	x.mu.Lock()
+	var err error
+	if !x.isDrained() { // it could not be drained: without a queue pair there is nothing under way either
+		err = x.qp.Close()
+	}
+	x.mu.Unlock()
+	close(x.drained)
+	x.conn.SetWriteDeadline(time.Now().Add(peerPatience)) //nolint:errcheck // it fails on a closed connection, as writing does
+	if _, werr := x.conn.Write([]byte{byteDrained}); werr == nil {
+		t := time.NewTimer(peerPatience)
+		select {
+		case <-x.peerDone:
+		case <-t.C:
+			err = errors.Join(err, fmt.Errorf("the other end of lane %d did not answer within %v", x.index, peerPatience))
+		}
+		t.Stop()
+	}
+	x.mu.Lock()
+	pieces, cause, quiet := x.pieces, errors.Join(x.cause, err), x.quiet
+	x.pieces, x.buried = nil, true
+	x.mu.Unlock()
+	if err := x.free(); err != nil {
+		cause = errors.Join(cause, err)
+	}
+	if !quiet {
+		x.link.setup.LaneDown(x.index, cause)
+	}
+	for _, p := range pieces {
+		p.w.Leave()
+		if p.err == nil {
+			p.err = fmt.Errorf("%w: %w", errDown, cause)
+		}
+		p.w.Done(p.err)
+	}
+	close(x.done)
+}
