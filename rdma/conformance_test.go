@@ -3,6 +3,7 @@ package rdma
 import (
 	"os"
 	"testing"
+	"time"
 
 	"github.com/headrace/headrace/cgo"
 	"github.com/headrace/headrace/transfer"
@@ -36,8 +37,24 @@ func checkObjects(t testing.TB) {
 	})
 }
 
+// patient gives an emulated machine, which is some fifty times slower, the time to agree on fences and to answer pings.
+func patient(c *transfer.Config) {
+	c.FenceGrace, c.DeadAfter, c.DialTimeout = time.Second, 20*time.Second, 20*time.Second
+}
+
+func factory() transporttest.Factory {
+	return transporttest.Factory{New: func() transfer.Transport { return New(Config{}) }, Config: patient}
+}
+
 func TestConformance(t *testing.T) {
 	needDevice(t)
 	checkObjects(t)
-	transporttest.Run(t, transporttest.Factory{New: func() transfer.Transport { return New(Config{}) }})
+	transporttest.Run(t, factory())
+}
+
+// The canaries once more, with every fence made by force that agreement does not make at once.
+func TestForcedCanaries(t *testing.T) {
+	needDevice(t)
+	checkObjects(t)
+	transporttest.ForcedCanaries(t, factory())
 }

@@ -42,9 +42,10 @@ const (
 	idLastSend = 1 << 61
 )
 
-// peerPatience is how long the other end of a failing lane is waited for. It answers as soon as its queue pair is drained;
-// one that does not answer is gone, and so is the channel.
-const peerPatience = 250 * time.Millisecond
+// peerPatience is how long the other end of a failing lane is waited for. It answers as soon as its queue pair is drained,
+// and if its process dies the stream says so. One that does not answer is stopped or cut off: by then the channel is dead
+// too, and no packet is that late.
+const peerPatience = 3 * time.Second
 
 // lane is one queue pair. Whoever posts to its send queue holds mu; its completion queue, its receive queue and its end
 // belong to one goroutine, run. mu is a leaf.

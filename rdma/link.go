@@ -173,6 +173,6 @@ func readFull(conn net.Conn, b []byte) (int, error) { return io.ReadFull(conn, b
 // fits nowhere.
 func randomPSN() uint32 {
 	var b [4]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails: crypto/rand
+	rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint32(b[:]) & 0xffffff
 }

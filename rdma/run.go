@@ -202,7 +202,7 @@ func (x *lane) bury() {
 	}
 	x.mu.Unlock()
 	close(x.drained)
-	x.conn.SetWriteDeadline(time.Now().Add(peerPatience)) //nolint:errcheck // it fails on a closed connection, as writing does
+	x.conn.SetWriteDeadline(time.Now().Add(peerPatience))
 	if _, werr := x.conn.Write([]byte{byteDrained}); werr == nil {
 		t := time.NewTimer(peerPatience)
 		select {

@@ -16,7 +16,7 @@ func (x *lane) send(w *transfer.Write) error {
 	if err != nil {
 		return err
 	}
-	sum, err := w.Sum()
+	sum, err := w.Sum(nil)
 	if err != nil {
 		return err
 	}

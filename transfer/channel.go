@@ -412,7 +412,7 @@ func (c *channel) force(l *lease, link Link) {
 		}
 		return
 	}
-	for lane := range c.lanes.n {
+	for lane := range c.lanes.bar() {
 		link.Abort(lane, cause)
 	}
 	l.dst.peerStopped()

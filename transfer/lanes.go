@@ -14,6 +14,7 @@ type laneSet struct {
 	downs [laneIDsMax]atomic.Bool
 	up    atomic.Int32
 	wg    sync.WaitGroup
+	gate  sync.RWMutex // held for reading while a lane is added; taken before mu
 
 	mu      sync.Mutex
 	cond    sync.Cond
@@ -22,6 +23,7 @@ type laneSet struct {
 	carries map[int]*sourceLease // by lane
 	next    int                  // number of the next lane
 	closed  bool
+	barred  bool // a fence by force killed all lanes: none may take their place
 }
 
 // A lane takes this many pieces of one lease before it looks for another that waits.

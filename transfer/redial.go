@@ -107,6 +107,8 @@ func (c *channel) extend(lane int, conn net.Conn) error {
 		conn.Close()
 		return fmt.Errorf("add lane %d: %w", lane, c.cause())
 	}
+	c.lanes.gate.RLock()
+	defer c.lanes.gate.RUnlock()
 	if !c.lanes.grow(lane) {
 		conn.Close()
 		return fmt.Errorf("add lane %d: %w: no lane is missing", lane, ErrLimit)
@@ -136,14 +138,26 @@ func (c *channel) expects(lane int) bool {
 func (s *laneSet) missing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return int(s.up.Load()) < s.n && s.next < laneIDsMax && !s.closed
+	return int(s.up.Load()) < s.n && s.next < laneIDsMax && !s.closed && !s.barred
+}
+
+// bar lets no lane be added any more, waits for one that is just being added, and says how many there ever were.
+func (s *laneSet) bar() int {
+	s.mu.Lock()
+	s.barred = true
+	s.mu.Unlock()
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next
 }
 
 // reserve gives the number of a lane to be dialled in place of one that failed.
 func (s *laneSet) reserve() (lane int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(s.up.Load()) >= s.n || s.next >= laneIDsMax || s.closed {
+	if int(s.up.Load()) >= s.n || s.next >= laneIDsMax || s.closed || s.barred {
 		return 0, false
 	}
 	lane = s.next
@@ -155,7 +169,7 @@ func (s *laneSet) reserve() (lane int, ok bool) {
 func (s *laneSet) grow(lane int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || int(s.up.Load()) >= s.n {
+	if s.closed || s.barred || int(s.up.Load()) >= s.n {
 		return false
 	}
 	s.next = max(s.next, lane+1)

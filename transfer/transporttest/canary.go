@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/headrace/headrace/transfer"
 )
@@ -45,13 +46,81 @@ func testCanaryShards(t *testing.T, f Factory) {
 	canaries(t, f, Options{P: src, D: dst}, canaryRounds()/2)
 }
 
+// ForcedCanaries is the same for a one-sided transport whose fences are made by force: the other end is given no time to
+// agree. That takes lanes down, and channels with them.
+func ForcedCanaries(t *testing.T, f Factory) {
+	suite := f.Config
+	f.Config = func(c *transfer.Config) {
+		if suite != nil {
+			suite(c)
+		}
+		c.FenceGrace = time.Nanosecond
+	}
+	forced := runCanaries(t, f, Options{}, canaryRounds()/2, (*Pair).reopen)
+	if forced == 0 {
+		t.Error("no fence was made by force: the test shows nothing")
+	}
+}
+
+// reopen makes requests until one settles, and gives the blocks that they used: a ticket that is presented on a channel
+// that is about to die is lost with it.
+func (p *Pair) reopen(t *testing.T, r *rand.Rand) (used []uint32) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		q := p.NewRequest(r, 64, 0, patience)
+		used = append(used, q.Dst...)
+		if q.try(t) {
+			return used
+		}
+	}
+	t.Fatalf("nothing settles any more within %v", patience)
+	return nil
+}
+
+// try runs one transfer and reports whether it settled.
+func (q *Request) try(t *testing.T) (settled bool) {
+	t.Helper()
+	p, nonce := q.Pair, q.Ticket.Nonce
+	var err error
+	if q.PLease, err = p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: q.Tokens, Blocks: q.Src}); err != nil {
+		return false
+	}
+	for len(p.D.Events(nonce)) == 0 {
+		for _, ev := range p.P.Events(nonce) {
+			if ev.Kind == transfer.EventEnded || ev.Kind == transfer.EventRefused {
+				return false
+			}
+		}
+		runtime.Gosched()
+	}
+	if q.DLease, err = p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, Blocks: q.Dst}); err != nil {
+		return false
+	}
+	for layer := range p.P.Layout.Layers {
+		if p.P.Client.Push(q.PLease, []transfer.Unit{{Layer: layer, Count: uint32(len(q.Src))}}, uint64(layer)+1) != nil {
+			break
+		}
+	}
+	if err := p.P.Client.Handoff(q.PLease, nil); err != nil {
+		t.Logf("a lease that only was to show that the channel lives ended: %v", err)
+	}
+	settled = p.D.End(t, nonce).Kind == transfer.EventSettled
+	return p.P.End(t, nonce).Kind == transfer.EventSettled && settled
+}
+
 func canaries(t *testing.T, f Factory, o Options, rounds int) {
+	runCanaries(t, f, o, rounds, func(*Pair, *testing.T, *rand.Rand) []uint32 { return nil })
+}
+
+// runCanaries gives how many fences were made by force. Each round begins with before.
+func runCanaries(t *testing.T, f Factory, o Options, rounds int, before func(*Pair, *testing.T, *rand.Rand) []uint32) (forced uint64) {
 	defer CheckLeaks(t)()
 	r := NewRand()
 	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
 	for range rounds {
+		earlier = withoutBlocks(earlier, before(p, t, r))
 		q := p.NewRequest(r, uint32(200+r.IntN(300)), 0, patience)
 		earlier = withoutBlocks(earlier, q.Dst)
 		if cancelAtRandom(t, r, f, q) {
@@ -67,11 +136,13 @@ func canaries(t *testing.T, f Factory, o Options, rounds int) {
 			checkOnly(t, p.D, e.Dst, canaryTarget, "a byte landed after the fence")
 		}
 	}
-	t.Logf("%d cancelled in flight, %d settled before the cancel came", cancelled, settled)
+	forced = p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced
+	t.Logf("%d cancelled in flight, %d settled before the cancel came, %d fences by force", cancelled, settled, forced)
 	if cancelled < rounds/4 {
 		t.Errorf("only %d of %d rounds were cancelled in flight: the test shows little", cancelled, rounds)
 	}
 	p.Close(t)
+	return forced
 }
 
 // withoutBlocks drops the requests of which a block is used again.

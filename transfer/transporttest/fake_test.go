@@ -41,6 +41,11 @@ func TestFakeCanaryUnderFaults(t *testing.T) {
 	}
 }
 
+// The canary test with every fence made by force.
+func TestFakeForcedCanaries(t *testing.T) {
+	ForcedCanaries(t, fakeFactory(func() *Fake { return &Fake{OneSided: true} }))
+}
+
 // A fault on one lane: the lease settles over the others, nothing counts twice, and what landed is right.
 func TestFakeSettlesDespiteLaneFaults(t *testing.T) {
 	for _, oneSided := range []bool{false, true} {
