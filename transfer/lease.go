@@ -139,6 +139,11 @@ func (l *lease) fence(ch *channel) (forced bool) {
 		<-l.guard.drained
 		return false
 	}
+	select {
+	case <-l.guard.drained: // whatever the timer says
+		return false
+	default:
+	}
 	t := time.NewTimer(l.e.cfg.FenceGrace)
 	defer t.Stop()
 	select {
