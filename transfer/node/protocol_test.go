@@ -111,12 +111,12 @@ func TestHello(t *testing.T) {
 	c.refused(1, wire.CodeState, "once")
 
 	for name, say := range map[string]func(c *rawConn){
-		"versions 3 to 4": func(c *rawConn) { c.hello("x", 3, 4) },
-		"engine 0 to 1":   func(c *rawConn) { c.hello("x", 0, 1) },
+		"the engine 3 to 4: upgrade the daemon": func(c *rawConn) { c.hello("x", 3, 4) },
+		"the engine 0 to 1: upgrade the engine": func(c *rawConn) { c.hello("x", 0, 1) },
 	} {
 		c := rawDial(t, r.Socket)
 		say(c)
-		c.refused(1, wire.CodeVersion, "this daemon speaks protocol versions 2 to 2")
+		c.refused(1, wire.CodeVersion, "this daemon speaks versions 2 to 2 of the protocol with engines, "+name)
 		c.ended()
 		_ = name
 	}
