@@ -118,7 +118,6 @@ func TestHello(t *testing.T) {
 		say(c)
 		c.refused(1, wire.CodeVersion, "this daemon speaks versions 2 to 2 of the protocol with engines, "+name)
 		c.ended()
-		_ = name
 	}
 	c = rawDial(t, r.Socket)
 	c.send(2, 0, 5, wire.Ping{})
