@@ -13,9 +13,6 @@ import (
 const (
 	coolFirst = time.Second // after the first failure in a row, doubled by each further one
 	coolMax   = 30 * time.Second
-	barFor    = 2 * time.Second // two workers that could not work together; twice as long each time that follows
-	barMax    = 30 * time.Second
-	barsMax   = 1024
 	// rememberModel is how long a model whose last worker is gone is answered with "not now" rather than "not known".
 	rememberModel  = 10 * time.Minute
 	rememberedMax  = 1024
@@ -53,17 +50,17 @@ type fleet struct {
 	members atomic.Pointer[map[string]*member]
 	order   atomic.Pointer[[]*member]
 
-	mu     sync.Mutex // guards what follows
-	bars   map[[2]string]barred
+	mu     sync.Mutex           // guards what follows
 	models map[string]time.Time // last seen
 
+	bars    *bars
 	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
 	stop    chan struct{}
 	done    chan struct{}
 }
 
 func newFleet(source Source, client *upstream.Client) *fleet {
-	f := &fleet{source: source, client: client, now: time.Now, bars: map[[2]string]barred{}, models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+	f := &fleet{source: source, client: client, now: time.Now, bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
 	ch := make(chan struct{})
 	f.changed.Store(&ch)
@@ -149,6 +146,13 @@ func (f *fleet) same(workers []*pairing.Worker) []string {
 	return ids
 }
 
+// barred tells whether two of the fleet could not work together lately.
+func (f *fleet) barred(p, d string) bool {
+	members := *f.members.Load()
+	pm, dm := members[p], members[d]
+	return pm != nil && dm != nil && f.bars.has(pm.w, dm.w, f.now())
+}
+
 // view is the snapshot for a decision.
 func (f *fleet) view() *pairing.View {
 	order := *f.order.Load()
@@ -174,44 +178,6 @@ func (f *fleet) hasModel(model string) (now, lately bool) {
 	defer f.mu.Unlock()
 	seen, ok := f.models[model]
 	return false, ok && f.now().Sub(seen) < rememberModel
-}
-
-func (f *fleet) barred(p, d string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	b, ok := f.bars[[2]string{p, d}]
-	return ok && f.now().Before(b.until)
-}
-
-// barred are two workers that could not work together lately.
-type barred struct {
-	until time.Time
-	last  time.Duration // how long
-}
-
-// bar keeps two workers from being paired for a while.
-func (f *fleet) bar(p, d string) {
-	now := f.now()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for k, b := range f.bars {
-		if now.After(b.until.Add(barMax)) { // they had time to show that they can
-			delete(f.bars, k)
-		}
-	}
-	b, again := f.bars[[2]string{p, d}]
-	switch {
-	case again && now.Before(b.until): // the same fault, seen by another request
-		return
-	case again:
-		b.last = min(2*b.last, barMax)
-	case len(f.bars) >= barsMax:
-		return
-	default:
-		b.last = barFor
-	}
-	b.until = now.Add(b.last)
-	f.bars[[2]string{p, d}] = b
 }
 
 // failed makes a worker cool down.

@@ -148,6 +148,7 @@ func (q *request) dispatchAll(ctx context.Context) error {
 			q.r.fleet.served(d.Prefill)
 			q.r.fleet.served(d.Decode)
 			q.r.fleet.served(d.Whole)
+			q.r.fleet.bars.worked(d.Prefill, d.Decode)
 			if err := q.out.finish(); err != nil {
 				return clientError(err)
 			}
@@ -222,11 +223,11 @@ func (q *request) recoverBy() time.Time {
 }
 
 func (q *request) blame(d pairing.Decision, out dialects.Outcome) {
-	var pair []string
+	pair := 0
 	for _, b := range out.Blame {
 		switch {
 		case b.Pair:
-			pair = append(pair, b.Worker)
+			pair++
 			continue
 		case b.Hard:
 			q.r.fleet.failed(b.Worker, b.Reason)
@@ -237,8 +238,8 @@ func (q *request) blame(d pairing.Decision, out dialects.Outcome) {
 			}
 		}
 	}
-	if len(pair) == 2 {
-		q.r.fleet.bar(pair[0], pair[1])
+	if pair == 2 && d.Prefill != nil && d.Decode != nil {
+		q.r.fleet.bars.add(d.Prefill, d.Decode, q.r.fleet.now())
 	}
 }
 

@@ -120,12 +120,40 @@ func TestCoolDown(t *testing.T) {
 	if got := cooling(); got > 0 {
 		t.Errorf("a new process cools for %s", got)
 	}
-	f.bar("a", "b")
-	if !f.barred("a", "b") || f.barred("b", "a") {
-		t.Error("bar")
+}
+
+func TestBars(t *testing.T) {
+	src := &fleetSource{changed: make(chan struct{})}
+	client := upstream.New(upstream.Config{})
+	defer client.Close()
+	f := newFleet(src, client)
+	defer f.close()
+	now := time.Unix(1000, 0)
+	f.now = func() time.Time { return now }
+	a := pairing.Worker{ID: "a", Model: "m", Addr: "a:1", Dialect: "native", NodeID: "n", NodeData: "n:1"}
+	b := pairing.Worker{ID: "b", Model: "m", Addr: "b:1", Dialect: "native"}
+	f.take([]pairing.Worker{a, b})
+	for _, want := range []time.Duration{2, 4, 8, 16, 30, 30} {
+		f.bars.add(&a, &b, now)
+		f.bars.add(&a, &b, now) // the same fault, seen by another request
+		if !f.barred("a", "b") || f.barred("b", "a") {
+			t.Fatal("not barred, or the wrong way round")
+		}
+		if now = now.Add(want*time.Second - 1); !f.barred("a", "b") {
+			t.Errorf("barred for less than %d s", want)
+		}
+		if now = now.Add(1); f.barred("a", "b") {
+			t.Errorf("barred for more than %d s", want)
+		}
 	}
-	now = now.Add(barFor + 1)
-	if f.barred("a", "b") {
-		t.Error("barred for ever")
+	f.bars.worked(&a, &b)
+	f.bars.add(&a, &b, now)
+	if now = now.Add(barFor); f.barred("a", "b") {
+		t.Error("barred for longer behind a success")
+	}
+	f.bars.add(&a, &b, now)
+	a.NodeData = "n:2"
+	if f.take([]pairing.Worker{a, b}); f.barred("a", "b") {
+		t.Error("barred though the daemon of one is another now")
 	}
 }
