@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,6 +56,11 @@ func (g *goLimits) run(kind string, block int, bytes int64, width int) (Measure,
 	}
 	defer a.Close()
 	defer b.Close()
+	if _, name, named := strings.Cut(kind, ":"); named {
+		if err := unix.SetsockoptString(int(a.Fd()), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name); err != nil {
+			return Measure{}, fmt.Errorf("congestion control %s: %w", name, err)
+		}
+	}
 	before, start := ownCPU(), time.Now()
 	sent := make(chan error, 1)
 	go func() { sent <- stream(int(a.Fd()), g.src, from, block, count, width, unix.Writev) }()

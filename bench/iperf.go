@@ -108,8 +108,15 @@ func (s *iperfServer) contestants(bytes int64) []contestant {
 	if s == nil {
 		return nil
 	}
-	return []contestant{
-		{name: iperf, what: "iperf3, one stream, its defaults (writes of 128 KiB)", run: func(ctx context.Context) (Measure, error) { return s.run(ctx, bytes) }},
-		{name: iperf1M, what: "iperf3, one stream, writes of 1 MiB", run: func(ctx context.Context) (Measure, error) { return s.run(ctx, bytes, "-l", "1M") }},
+	one := func(name, what string, args ...string) contestant {
+		return contestant{name: name, what: what, run: func(ctx context.Context) (Measure, error) { return s.run(ctx, bytes, args...) }}
 	}
+	list := []contestant{
+		one(iperf, "iperf3, one stream, its defaults (writes of 128 KiB)"+hostsControl()),
+		one(iperf1M, "the same, writes of 1 MiB", "-l", "1M"),
+	}
+	if c := lanesControl(); c != "" {
+		list = append(list, one(iperf1M+" -C "+c, "the same with our lanes' congestion control", "-l", "1M", "-C", c))
+	}
+	return list
 }

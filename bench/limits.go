@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 //go:embed limits/limits.c
@@ -88,7 +90,11 @@ func (l *limits) contestants(transport string, block int, bytes int64) []contest
 		return contestant{name: name, what: what, run: func(context.Context) (Measure, error) { return l.run(kind, block, bytes, width) }}
 	}
 	if transport == "tcp" {
-		return []contestant{loop(loopTCP, l.lang+" loop of writev and readv over the same kind of scattered blocks, one stream, 1 MiB a call", "tcp", limitVectors(block))}
+		list := []contestant{loop(loopTCP, l.lang+" loop of writev and readv over the same kind of scattered blocks, one stream, 1 MiB a call"+hostsControl(), "tcp", limitVectors(block))}
+		if c := lanesControl(); c != "" {
+			list = append(list, loop(loopTCP+" "+c, "the same with our lanes' congestion control", "tcp:"+c, limitVectors(block)))
+		}
+		return list
 	}
 	return []contestant{
 		loop(loopCopy1, l.lang+" loop copying the same kind of block list, one thread", "copy", 1),
@@ -96,6 +102,30 @@ func (l *limits) contestants(transport string, block int, bytes int64) []contest
 		loop(plain1, l.lang+" memcpy of the whole, one thread", "plain", 1),
 		loop(plain2, "the same, two threads", "plain", 2),
 	}
+}
+
+// lanesControl is the congestion control of our lanes on loopback, "" where the host's own is the same or there is no other:
+// what is compared with our lanes must have it too, or the comparison would be one of congestion controls.
+func lanesControl() string {
+	const lanes = "cubic"
+	allowed, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
+	if hostControl() == lanes || !slices.Contains(strings.Fields(string(allowed)), lanes) {
+		return ""
+	}
+	return lanes
+}
+
+// hostControl is the host's own congestion control.
+func hostControl() string {
+	name, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
+	return strings.TrimSpace(string(name))
+}
+
+func hostsControl() string {
+	if name := hostControl(); name != "" {
+		return ", the host's congestion control, " + name
+	}
+	return ""
 }
 
 // Names of contestants that verdicts look for.

@@ -52,7 +52,9 @@ func (s *session) sizes(ctx context.Context, t string) error {
 				s.note("%s over %s, blocks of %d bytes: not measured, %v", p.name, t, block, err)
 				continue
 			}
-			list = append(list, contestant{name: p.name, what: p.what, run: func(context.Context) (Measure, error) { return p.move(block, 0, min(peerBytes, s.o.Region)) }})
+			list = append(list, contestant{name: p.name, what: p.what, run: func(context.Context) (Measure, error) {
+				return p.move(block, 0, min(peerBytes, max(int64(block)*8192, peerBytes/4), s.o.Region))
+			}})
 		}
 		if err := s.race(ctx, s.rig, row, list); err != nil {
 			return err

@@ -175,3 +175,13 @@ func (r *Row) other(name string) *Other {
 	}
 	return nil
 }
+
+// alike is the contestant of that name with the congestion control of our lanes, where it was measured.
+func (r *Row) alike(name string) *Other {
+	for _, with := range []string{" ", " -C "} {
+		if o := r.other(name + with + lanesControl()); o != nil {
+			return o
+		}
+	}
+	return r.other(name)
+}

@@ -60,8 +60,8 @@ func (r *Report) judge() {
 
 func (r *Report) atLeast(target string, least float64, block int, name string) Verdict {
 	for _, row := range r.rows(partSizes, "tcp") {
-		if o := row.other(name); row.BlockBytes == block && o != nil {
-			return verdict(target, o.Ratio, o.Ratio >= least, fmt.Sprintf("%.2f beside %.2f GB/s, %.2f-%.2f", row.Ours.GBps, o.GBps, o.RatioMin, o.RatioMax))
+		if o := row.alike(name); row.BlockBytes == block && o != nil {
+			return verdict(target, o.Ratio, o.Ratio >= least, fmt.Sprintf("%.2f beside %.2f GB/s of %s, %.2f-%.2f", row.Ours.GBps, o.GBps, o.Name, o.RatioMin, o.RatioMax))
 		}
 	}
 	return verdict(target, math.NaN(), false, "")

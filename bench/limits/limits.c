@@ -5,7 +5,7 @@
 //
 // It stays and reads requests from stdin, one a line, so that no run pays for fresh memory:
 //
-//   tcp BLOCK BYTES VECTORS    writev here, readv in the other process, over loopback
+//   tcp BLOCK BYTES VECTORS    writev here, readv in the other process, over loopback; tcp:NAME with that congestion control
 //   copy BLOCK BYTES THREADS   memcpy block by block from one memfd into the other
 //   plain BLOCK BYTES THREADS  memcpy of the whole, each thread a contiguous share; BLOCK is not used
 //
@@ -13,6 +13,8 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <err.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -162,11 +164,13 @@ static void start_receiver(void) {
 	transfer_exactly(read, results[0], &r, sizeof r);
 }
 
-static struct result over_tcp(void) {
+static struct result over_tcp(const char *congestion) {
 	struct request q = {.block = block, .total = total, .width = width};
 	uint32_t *order = shuffled(1);
 	transfer_exactly((void *)write, requests[1], &q, sizeof q);
 	int s = socket(AF_INET, SOCK_STREAM, 0);
+	if (*congestion && setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, congestion, strlen(congestion)))
+		err(1, "congestion control %s", congestion);
 	if (s < 0 || connect(s, (void *)&address, sizeof address))
 		err(1, "connect");
 	double before = cpu();
@@ -222,14 +226,14 @@ int main(int argc, char **argv) {
 	signal(SIGPIPE, SIG_IGN);
 	src = memory(2), dst = memory(1);
 	start_receiver();
-	char kind[8];
-	while (scanf("%7s %zu %zu %zu", kind, &block, &total, &width) == 4) {
+	char kind[32];
+	while (scanf("%31s %zu %zu %zu", kind, &block, &total, &width) == 4) {
 		int plain = !strcmp(kind, "plain");
 		if (plain)
 			block = region;
 		if (!block || region % block || total < block || width < 1 || width > MAX_VECTORS)
 			errx(2, "sizes make no sense");
-		struct result r = plain ? threaded(plain_part) : !strcmp(kind, "tcp") ? over_tcp() : by_copy();
+		struct result r = plain ? threaded(plain_part) : !strncmp(kind, "tcp", 3) ? over_tcp(kind[3] ? kind + 4 : "") : by_copy();
 		printf("{\"bytes\": %zu, \"seconds\": %.6f, \"cpu_seconds\": %.6f}\n", total / block * block, r.seconds, r.cpu_seconds);
 		fflush(stdout);
 	}
