@@ -29,6 +29,8 @@ var styles = []draw.GlyphStyle{
 	{Color: color.RGBA{R: 0xe6, G: 0x9f, A: 0xff}, Shape: draw.CrossGlyph{}},
 	{Color: color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff}, Shape: draw.RingGlyph{}},
 	{Color: color.RGBA{R: 0x55, G: 0x55, B: 0x55, A: 0xff}, Shape: draw.BoxGlyph{}},
+	{Color: color.RGBA{R: 0x8c, G: 0x6b, B: 0x3f, A: 0xff}, Shape: draw.PlusGlyph{}},
+	{Color: color.RGBA{R: 0x66, G: 0x33, B: 0x99, A: 0xff}, Shape: draw.SquareGlyph{}},
 }
 
 // SVG draws GB/s by block size, one chart a transport.
@@ -90,8 +92,8 @@ func chart(rows []*Row, transport string) (*plot.Plot, error) {
 		p.Add(line, dots)
 		p.Legend.Add(name, line, dots)
 	}
-	// A logarithmic axis needs an extent, also with a single point.
-	p.X.Min, p.X.Max = p.X.Min/1.5, p.X.Max*1.5
+	// A logarithmic axis needs an extent, also with a single point, and the legend a place beside the lines.
+	p.X.Min, p.X.Max = p.X.Min/1.5, p.X.Max*max(2, math.Sqrt(p.X.Max/p.X.Min))
 	p.Y.Min, p.Y.Max = p.Y.Min/1.5, p.Y.Max*1.5
 	return p, nil
 }
