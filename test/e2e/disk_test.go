@@ -55,6 +55,13 @@ func TestFullDisk(t *testing.T) {
 		if err := signal(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+		// A router that dies takes the connections with it that it has taken: what is asked after its end is what counts.
+		eventually(t, waitRestart, "the process has ended", func() error {
+			if alive(pid) {
+				return fmt.Errorf("process %d lives", pid)
+			}
+			return nil
+		})
 		works("after a kill on a full disk")
 		eventually(t, waitRestart, "it is started again", func() error {
 			if v := c.view(); len(v.Workers) != 2 || len(v.Nodes) != 2 || len(v.Routers) != 1 {
