@@ -89,7 +89,7 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"bench model --prefill-rate fast":    "use TOKENS/S",
 		"status --json=perhaps":              "perhaps",
 		"node --log-format xml":              `log format "xml"`,
-		"up --transport pigeon --model x":    "use auto, tcp or shm",
+		"up --transport pigeon --model x":    "use auto, tcp, shm or rdma",
 		"up --transport shm --nodes 2":       "shared memory joins",
 		"up --listen nowhere --model x.gguf": "use HOST:PORT",
 	} {

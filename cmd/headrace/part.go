@@ -54,7 +54,7 @@ func addDataDir(fs *pflag.FlagSet, dir *string) {
 }
 
 func addTransport(fs *pflag.FlagSet, v *string) {
-	fs.StringVar(v, "transport", "auto", "auto, tcp or shm: how KV cache moves")
+	fs.StringVar(v, "transport", "auto", "auto, tcp, shm or rdma: how KV cache moves")
 }
 
 func addKeyFile(fs *pflag.FlagSet, v *string) {

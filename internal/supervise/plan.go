@@ -67,8 +67,8 @@ func (o *Options) Validate() error {
 		return config.Misused(fmt.Errorf("--prefill %d --decode %d: at most %d workers on one machine", o.Prefill, o.Decode, partsMax))
 	case o.Nodes > o.Prefill+o.Decode:
 		return config.Misused(fmt.Errorf("--nodes %d: more node daemons than the %d workers they would serve", o.Nodes, o.Prefill+o.Decode))
-	case o.Transport != "auto" && o.Transport != "tcp" && o.Transport != "shm":
-		return config.Misused(fmt.Errorf("--transport %q: use auto, tcp or shm", o.Transport))
+	case o.Transport != "auto" && o.Transport != "tcp" && o.Transport != "shm" && o.Transport != "rdma":
+		return config.Misused(fmt.Errorf("--transport %q: use auto, tcp, shm or rdma", o.Transport))
 	case o.Transport == "shm" && o.Nodes > 1:
 		return config.Misused(fmt.Errorf("--transport shm with --nodes %d: shared memory joins workers of one node daemon; use --nodes 1 or --transport tcp", o.Nodes))
 	case o.Threads < 0:

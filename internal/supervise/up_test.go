@@ -109,7 +109,7 @@ func TestUpSaysWhyItCannotStart(t *testing.T) {
 		"no workers":          {func(o *Options) { o.Decode = 0 }, "at least one of each", true},
 		"too many workers":    {func(o *Options) { o.Decode = 100 }, "at most 64", true},
 		"too many nodes":      {func(o *Options) { o.Nodes = 9 }, "more node daemons", true},
-		"unknown transport":   {func(o *Options) { o.Transport = "pigeon" }, "use auto, tcp or shm", true},
+		"unknown transport":   {func(o *Options) { o.Transport = "pigeon" }, "use auto, tcp, shm or rdma", true},
 		"shm between nodes":   {func(o *Options) { o.Transport = "shm" }, "shared memory joins", true},
 		"no address":          {func(o *Options) { o.Listen = "8000" }, "use HOST:PORT", true},
 		"negative threads":    {func(o *Options) { o.Threads = -1 }, "negative", true},

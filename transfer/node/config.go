@@ -19,7 +19,7 @@ type Config struct {
 	Listen     string // the data plane's "host:port"; empty: local copies only
 	Advertise  string // what peers are told to dial, when Listen is not it
 	ClusterKey []byte
-	Transport  string               // auto, tcp or shm
+	Transport  string               // auto, tcp, shm or rdma
 	Transports []transfer.Transport // in place of the built-in ones, for tests
 	Lanes      int
 	Method     string // auto, direct or staged

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/headrace/headrace/rdma"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/shm"
 	"github.com/headrace/headrace/transfer/tcp"
@@ -14,6 +15,10 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error)
 	transports := cfg.Transports
 	if len(transports) == 0 {
 		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{Congestion: cfg.Congestion})} // the local copy where it applies
+		if cfg.Transport == "rdma" {
+			// Not in "auto" yet: a region that cannot be registered has nothing to fall back to.
+			transports = append(transports, rdma.New(rdma.Config{}))
+		}
 	}
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
 	if err != nil {
