@@ -88,6 +88,9 @@ func (r *Report) bestPeer() Verdict {
 func (r *Report) leastCPU(transport string) Verdict {
 	worst, detail := math.NaN(), []string{}
 	for _, row := range r.rows(partSizes, transport) {
+		if row.other(mooncake) != nil || row.other(nixl) != nil {
+			detail = append(detail, size(row.BlockBytes))
+		}
 		for _, name := range []string{mooncake, nixl} {
 			o := row.other(name)
 			if o == nil {
@@ -97,7 +100,7 @@ func (r *Report) leastCPU(transport string) Verdict {
 				worst = o.CPURatio
 			}
 			if o.CPURatio >= 1 {
-				detail = append(detail, fmt.Sprintf("%d KiB: %.2f s/GB beside %.2f of %s", row.BlockBytes/kib, row.Ours.CPUPerGB, o.CPUPerGB, name))
+				detail = append(detail, fmt.Sprintf("where %.2f s/GB beside %.2f of %s", row.Ours.CPUPerGB, o.CPUPerGB, name))
 			}
 		}
 	}
