@@ -47,6 +47,8 @@ type channel struct {
 
 	sending, receiving *Chooser
 
+	otherEnd atomic.Pointer[channel] // of a local channel, once it was asked for
+
 	mu      sync.Mutex
 	link    Link
 	ready   bool // both ends' lanes are up: tickets may be presented on it
@@ -416,6 +418,24 @@ func (c *channel) force(l *lease, link Link) {
 		link.Abort(lane, cause)
 	}
 	l.dst.peerStopped()
+}
+
+// landedHere tells the source of a local channel that a piece landed, without the control connection: four goroutines less
+// have to run until its engine knows. No lock is held.
+func (c *channel) landedHere(lease LeaseID, piece uint32) {
+	other := c.otherEnd.Load()
+	if other == nil {
+		if other = c.e.otherEndOf(c); other == nil {
+			return // it is closing
+		}
+		c.otherEnd.Store(other)
+	}
+	other.mu.Lock()
+	src := other.sources[lease]
+	other.mu.Unlock()
+	if src != nil {
+		src.landed([]uint32{piece})
+	}
 }
 
 // laneDown is told by the transport. What the lane carried goes to the others; without any, the channel is dead.

@@ -248,6 +248,18 @@ func (e *Engine) remember(c *channel) error {
 	return nil
 }
 
+// otherEndOf finds the other end of a local channel, nil when it is closed.
+func (e *Engine) otherEndOf(c *channel) *channel {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for other := range e.channels {
+		if other != c && other.id == c.id {
+			return other
+		}
+	}
+	return nil
+}
+
 func (e *Engine) forget(c *channel) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

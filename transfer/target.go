@@ -213,29 +213,33 @@ func (x *Landing) Fault(err error) {
 func (x *Landing) End(whole bool) {
 	if l := x.lease; l != nil {
 		x.lease = nil
-		l.arrived(x, whole && !x.Discard())
+		if c := l.arrived(x, whole && !x.Discard()); c != nil {
+			c.landedHere(l.sourceID, x.Piece.ID)
+		}
 	} // else nobody's piece: Begin has counted it
 	x.Runs = x.Runs[:0]
 }
 
-func (l *targetLease) arrived(x *Landing, whole bool) {
+// arrived counts a piece. Where the source is in this process it gives the channel, for the caller to tell it when the
+// lease's lock is free: the two ends' locks have no order.
+func (l *targetLease) arrived(x *Landing, whole bool) (tell *channel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != LeaseBound {
 		l.e.totals.discarded.Add(1)
-		return
+		return nil
 	}
 	l.received[x.lane]++
 	duplicate := x.Discard()
 	if x.altered {
 		l.refuseAltered(x)
 		l.check()
-		return
+		return nil
 	}
 	if !whole && !duplicate {
 		l.e.totals.discarded.Add(1)
 		l.check()
-		return
+		return nil
 	}
 	fresh := false
 	l.geom.each(&x.Piece, func(bit uint64) { fresh = l.landed.set(bit) || fresh })
@@ -247,8 +251,13 @@ func (l *targetLease) arrived(x *Landing, whole bool) {
 	} else {
 		l.e.totals.duplicate.Add(1)
 	}
-	l.ch.out.ack(l.sourceID, x.Piece.ID)
+	if l.ch.local {
+		tell = l.ch
+	} else {
+		l.ch.out.ack(l.sourceID, x.Piece.ID)
+	}
 	l.check()
+	return tell
 }
 
 // begin is Target.Begin for one lease.
