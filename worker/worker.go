@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/headrace/headrace/internal/hostmem"
 	"github.com/headrace/headrace/internal/memfd"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/nodeclient"
@@ -189,6 +190,9 @@ func (w *worker) allocate() error {
 	if blocks < 2 {
 		return fmt.Errorf("allocate KV cache: %d bytes hold %d blocks of %d tokens (%d bytes each in each of %d ranks); give at least two blocks",
 			w.cfg.KVBytes, blocks, w.cfg.BlockTokens, perBlock, ranks)
+	}
+	if err := hostmem.Check("KV cache", uint64(blocks)*perBlock*uint64(ranks), "--kv-memory"); err != nil {
+		return err
 	}
 	var shards [][]float32
 	for rank := range ranks {

@@ -44,6 +44,9 @@ func prepare(fd, size int) ([]byte, error) {
 		return nil, fmt.Errorf("seal: %w", err)
 	}
 	data, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if errors.Is(err, unix.ENOMEM) {
+		return nil, fmt.Errorf("map: %w: see the limit of address space (ulimit -v) and vm.overcommit_memory", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("map: %w", err)
 	}
