@@ -175,9 +175,6 @@ func (c *Client) complete(r *ringEnd) {
 // ready says whether a completion can be delivered. Those that follow an event which has not been read yet wait for it:
 // the reader takes them then.
 func (r *ringEnd) ready() bool {
-	if r.comp.Empty() {
-		return false
-	}
 	r.takeMu.Lock()
 	defer r.takeMu.Unlock()
 	return r.due()

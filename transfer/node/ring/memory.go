@@ -189,7 +189,7 @@ func (c *Consumer) Pop() {
 	c.headp.Store(c.head)
 }
 
-// Empty says that there is nothing to take. It may be asked while another goroutine uses the consumer's producer.
+// Empty says that there is nothing to take.
 func (c *Consumer) Empty() bool { return c.tailp.Load() == c.head }
 
 // Sleep asks for the doorbell and says whether the queue is empty still: then the consumer may wait for it.
