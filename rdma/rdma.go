@@ -35,6 +35,9 @@ var (
 	_ transfer.Registrar = (*transport)(nil)
 )
 
+// Default makes the transport over all devices there are.
+func Default() transfer.Transport { return New(Config{}) }
+
 // New makes the transport. Devices are opened when it is first probed.
 func New(cfg Config) transfer.Transport {
 	return &transport{cfg: cfg, regions: make(map[*transfer.Region]*registration)}

@@ -12,6 +12,7 @@ import (
 	"github.com/headrace/headrace/internal/registry"
 	"github.com/headrace/headrace/internal/supervise"
 	"github.com/headrace/headrace/internal/version"
+	"github.com/headrace/headrace/rdma"
 	"github.com/headrace/headrace/transfer/node"
 )
 
@@ -67,6 +68,7 @@ func (a *app) node() *cobra.Command {
 		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
 			var kept *registry.Announcement
+			cfg.RDMA = rdma.Default
 			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
 			cfg.OnHandedOver = func() {
 				if kept != nil { // the successor's entry stays: it has another lease

@@ -19,8 +19,9 @@ type Config struct {
 	Listen     string // the data plane's "host:port"; empty: local copies only
 	Advertise  string // what peers are told to dial, when Listen is not it
 	ClusterKey []byte
-	Transport  string               // auto, tcp, shm or rdma
-	Transports []transfer.Transport // in place of the built-in ones, for tests
+	Transport  string                    // auto, tcp, shm or rdma
+	Transports []transfer.Transport      // in place of the built-in ones, for tests
+	RDMA       func() transfer.Transport // made where Transport is rdma; nil: this program has none
 	Lanes      int
 	Method     string // auto, direct or staged
 	Congestion string // of TCP lanes: "" the host's own but cubic on loopback, "host", or a name

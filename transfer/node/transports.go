@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/headrace/headrace/rdma"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/shm"
 	"github.com/headrace/headrace/transfer/tcp"
@@ -15,9 +14,9 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error)
 	transports := cfg.Transports
 	if len(transports) == 0 {
 		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{Congestion: cfg.Congestion})} // the local copy where it applies
-		if cfg.Transport == "rdma" {
+		if cfg.Transport == "rdma" && cfg.RDMA != nil {
 			// Not in "auto" yet: a region that cannot be registered has nothing to fall back to.
-			transports = append(transports, rdma.New(rdma.Config{}))
+			transports = append(transports, cfg.RDMA())
 		}
 	}
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
