@@ -116,6 +116,19 @@ func (m *middles) enough(t *testing.T) {
 	}
 }
 
+// midway begins iteration i's transfer and, two times of three, waits until some of it has landed. v is its pattern.
+func midway(t *testing.T, p, d *engine, i int, rng *rand.Rand) (at *attempt, v byte) {
+	t.Helper()
+	at = newAttempt(p, d)
+	v = prepare(at, i)
+	at.bind()
+	at.push(1)
+	if i%3 != 0 {
+		landed(t, at, rng)
+	}
+	return at, v
+}
+
 func TestFenceCancelledByP(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
@@ -126,13 +139,7 @@ func TestFenceCancelledByP(t *testing.T) {
 			n := cancels(t)
 			for i := range n {
 				slow(t, a, i, n, 500e6)
-				at := newAttempt(p, d)
-				v := prepare(at, i)
-				at.bind()
-				at.push(1)
-				if i%3 != 0 {
-					landed(t, at, rng)
-				}
+				at, v := midway(t, p, d, i, rng)
 				revoke(t, p, at.pLease)
 				fill(p.mem.Bytes(), canarySource)
 				ended(d, at)
@@ -157,13 +164,7 @@ func TestFenceCancelledByD(t *testing.T) {
 			n := cancels(t)
 			for i := range n {
 				slow(t, a, i, n, 500e6)
-				at := newAttempt(p, d)
-				v := prepare(at, i)
-				at.bind()
-				at.push(1)
-				if i%3 != 0 {
-					landed(t, at, rng)
-				}
+				at, v := midway(t, p, d, i, rng)
 				revoke(t, d, at.dLease)
 				mid.look(d, v)
 				fill(d.mem.Bytes(), canaryTarget)
