@@ -23,7 +23,7 @@ type Config struct {
 
 	Transports []Transport // in order of preference; the Engine closes them
 	Transport  string      // "" or "auto", else the name of the only one to use
-	Lanes      int         // a channel; 0 means 4
+	Lanes      int         // a channel; 0: as many as there are processors, 2 to 4
 	Checksum   Checksum    // of the pieces this engine sends
 	Method     string      // "" or "auto": direct or staged, as measured; else that one
 	RateLimit  int64       // bytes a second this engine sends, 0: no limit. SetRate changes it

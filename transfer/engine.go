@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -143,7 +144,7 @@ func (c *Config) complete() error {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	orDefault(&c.Lanes, 4)
+	orDefault(&c.Lanes, lanesDefault())
 	switch c.Method {
 	case "", "auto", Direct.String(), Staged.String():
 	default:
@@ -159,6 +160,10 @@ func (c *Config) complete() error {
 	c.Limits.complete()
 	return nil
 }
+
+// lanesDefault is four streams, where there are processors for them: more streams than processors share what there is and
+// cost their switches (two processors, 64 KiB blocks: 0.43 s of CPU a GB with four lanes, 0.37 with two).
+func lanesDefault() int { return min(4, max(2, runtime.NumCPU())) }
 
 func orDefault[T int | time.Duration](v *T, d T) {
 	if *v <= 0 {
