@@ -46,8 +46,10 @@ func verdict(target string, value float64, holds bool, detail string) Verdict {
 
 func (r *Report) judge() {
 	r.Verdicts = []Verdict{
-		r.atLeast("TCP, 64 KiB: at least 0.9 of the scattered loop", 0.9, 64*kib, loopTCP),
-		r.atLeast("TCP, 64 KiB: at least 0.75 of iperf3 -l 1M", 0.75, 64*kib, iperf1M),
+		r.atLeast("TCP, 64 KiB: at least 0.9 of the scattered loop", 0.9, 64*kib, loopTCP, (*Row).other),
+		r.atLeast("TCP, 64 KiB: the same, both with our lanes' congestion control", 0.9, 64*kib, loopTCP, (*Row).alike),
+		r.atLeast("TCP, 64 KiB: at least 0.75 of iperf3 -l 1M", 0.75, 64*kib, iperf1M, (*Row).other),
+		r.atLeast("TCP, 64 KiB: the same, both with our lanes' congestion control", 0.75, 64*kib, iperf1M, (*Row).alike),
 		r.bestPeer(),
 		r.leastCPU("tcp"),
 		r.oneCopier(),
@@ -58,9 +60,10 @@ func (r *Report) judge() {
 	}
 }
 
-func (r *Report) atLeast(target string, least float64, block int, name string) Verdict {
+// atLeast compares with the host's own congestion control (other) or, where that is another, with that of our lanes (alike).
+func (r *Report) atLeast(target string, least float64, block int, name string, find func(*Row, string) *Other) Verdict {
 	for _, row := range r.rows(partSizes, "tcp") {
-		if o := row.alike(name); row.BlockBytes == block && o != nil {
+		if o := find(row, name); row.BlockBytes == block && o != nil {
 			return verdict(target, o.Ratio, o.Ratio >= least, fmt.Sprintf("%.2f beside %.2f GB/s of %s, %.2f-%.2f", row.Ours.GBps, o.GBps, o.Name, o.RatioMin, o.RatioMax))
 		}
 	}
