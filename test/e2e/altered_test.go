@@ -23,7 +23,8 @@ func TestAlteredOnTheWire(t *testing.T) {
 	proxy := transporttest.NewProxy(t)
 	t.Cleanup(proxy.Close)
 	config := filepath.Join(t.TempDir(), "headrace.yaml")
-	doc := fmt.Sprintf("node:\n  checksum: always\n  advertise: %s\n", proxy.Addr)
+	// Four lanes: two of them die in the last scene, and the channel must not.
+	doc := fmt.Sprintf("node:\n  checksum: always\n  lanes: 4\n  advertise: %s\n", proxy.Addr)
 	if err := os.WriteFile(config, []byte(doc), 0o600); err != nil {
 		t.Fatal(err)
 	}
