@@ -114,7 +114,7 @@ func TestQueueKeepsOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !ok {
-			yield()
+			yield(true)
 			continue
 		}
 		if i++; sub.Wanted() {
@@ -256,7 +256,7 @@ func TestSilence(t *testing.T) {
 			return
 		default:
 			Silence(fd)
-			yield()
+			yield(true)
 		}
 	}
 }
