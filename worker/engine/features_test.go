@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,21 +82,20 @@ func TestFeaturesDependOnTokensAlone(t *testing.T) {
 		listen(t, submit(t, e, r)).equals(t, all, k, fmt.Sprintf("from token %d", k))
 	}
 
-	gate := make(chan struct{})
-	small := newEngine(t, 40, func(c *Config) { c.Model = &toy{gate: gate} }) // three do not fit: they preempt each other
-	chans := make(chan (<-chan api.TokenEvent), 3)
-	for range 3 {
-		go func() { chans <- submit(t, small, featured(p, 60)) }()
+	small := newEngine(t, 40, nil) // three do not fit: they preempt each other
+	held, hold := make(chan struct{}), make(chan struct{})
+	small.q.post(func() { close(held); <-hold })
+	<-held // the loop stands still until all three are in
+	var chans [3]<-chan api.TokenEvent
+	var in sync.WaitGroup
+	for i := range chans {
+		in.Go(func() { chans[i], _ = small.Submit(t.Context(), featured(p, 60)) })
 	}
-	for len(chans) < 3 { // a step lets the loop take requests
-		select {
-		case gate <- struct{}{}:
-		case <-time.After(time.Millisecond):
-		}
-	}
-	close(gate)
-	for range 3 {
-		listen(t, <-chans).equals(t, all, 0, "among others")
+	posted(small, len(chans))
+	close(hold)
+	in.Wait()
+	for _, ch := range chans {
+		listen(t, ch).equals(t, all, 0, "among others")
 	}
 	if st := settle(t, small, idle); st.Counters.Preemptions == 0 {
 		t.Error("nobody was preempted")
