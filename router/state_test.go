@@ -94,24 +94,34 @@ func TestAdmission(t *testing.T) {
 	})
 }
 
-func TestCoolDown(t *testing.T) {
-	src := &fleetSource{changed: make(chan struct{}), workers: []pairing.Worker{{ID: "a", Model: "m", Addr: "a:1", Dialect: "native"}}}
+// newTestFleet is a fleet of these workers, with a clock that the test moves.
+func newTestFleet(t *testing.T, workers ...pairing.Worker) (f *fleet, now *time.Time) {
+	t.Helper()
 	client := upstream.New(upstream.Config{})
-	defer client.Close()
-	f := newFleet(src, client)
-	defer f.close()
-	now := time.Unix(1000, 0)
-	f.now = func() time.Time { return now }
-	cooling := func() time.Duration { return f.view().Workers[0].CoolUntil.Sub(now) }
+	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client)
+	t.Cleanup(func() {
+		f.close()
+		client.Close()
+	})
+	now = new(time.Time)
+	*now = time.Unix(1000, 0)
+	f.now = func() time.Time { return *now }
+	return f, now
+}
+
+func TestCoolDown(t *testing.T) {
+	a := pairing.Worker{ID: "a", Model: "m", Addr: "a:1", Dialect: "native"}
+	f, now := newTestFleet(t, a)
+	cooling := func() time.Duration { return f.view().Workers[0].CoolUntil.Sub(*now) }
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
 		f.failed("a", "lost")
 		f.failed("a", "lost") // the same fault, seen by another request
 		if got := cooling(); got != want*time.Second {
 			t.Errorf("cools for %s, want %d s", got, want)
 		}
-		now = now.Add(want * time.Second)
+		*now = now.Add(want * time.Second)
 	}
-	f.served(&src.workers[0])
+	f.served(&a)
 	f.failed("a", "lost")
 	if got := cooling(); got != time.Second {
 		t.Errorf("cools for %s behind a success", got)
@@ -123,35 +133,28 @@ func TestCoolDown(t *testing.T) {
 }
 
 func TestBars(t *testing.T) {
-	src := &fleetSource{changed: make(chan struct{})}
-	client := upstream.New(upstream.Config{})
-	defer client.Close()
-	f := newFleet(src, client)
-	defer f.close()
-	now := time.Unix(1000, 0)
-	f.now = func() time.Time { return now }
 	a := pairing.Worker{ID: "a", Model: "m", Addr: "a:1", Dialect: "native", NodeID: "n", NodeData: "n:1"}
 	b := pairing.Worker{ID: "b", Model: "m", Addr: "b:1", Dialect: "native"}
-	f.take([]pairing.Worker{a, b})
+	f, now := newTestFleet(t, a, b)
 	for _, want := range []time.Duration{2, 4, 8, 16, 30, 30} {
-		f.bars.add(&a, &b, now)
-		f.bars.add(&a, &b, now) // the same fault, seen by another request
+		f.bars.add(&a, &b, *now)
+		f.bars.add(&a, &b, *now) // the same fault, seen by another request
 		if !f.barred("a", "b") || f.barred("b", "a") {
 			t.Fatal("not barred, or the wrong way round")
 		}
-		if now = now.Add(want*time.Second - 1); !f.barred("a", "b") {
+		if *now = now.Add(want*time.Second - 1); !f.barred("a", "b") {
 			t.Errorf("barred for less than %d s", want)
 		}
-		if now = now.Add(1); f.barred("a", "b") {
+		if *now = now.Add(1); f.barred("a", "b") {
 			t.Errorf("barred for more than %d s", want)
 		}
 	}
 	f.bars.worked(&a, &b)
-	f.bars.add(&a, &b, now)
-	if now = now.Add(barFor); f.barred("a", "b") {
+	f.bars.add(&a, &b, *now)
+	if *now = now.Add(barFor); f.barred("a", "b") {
 		t.Error("barred for longer behind a success")
 	}
-	f.bars.add(&a, &b, now)
+	f.bars.add(&a, &b, *now)
 	a.NodeData = "n:2"
 	if f.take([]pairing.Worker{a, b}); f.barred("a", "b") {
 		t.Error("barred though the daemon of one is another now")

@@ -138,8 +138,11 @@ func (c *channel) expects(lane int) bool {
 func (s *laneSet) missing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return int(s.up.Load()) < s.n && s.next < laneIDsMax && !s.closed && !s.barred
+	return s.lacks() && s.next < laneIDsMax
 }
+
+// lacks says whether fewer lanes are up than there should be, and one more may be. s.mu is held.
+func (s *laneSet) lacks() bool { return int(s.up.Load()) < s.n && !s.closed && !s.barred }
 
 // bar lets no lane be added any more, waits for one that is just being added, and says how many there ever were.
 func (s *laneSet) bar() int {
@@ -157,7 +160,7 @@ func (s *laneSet) bar() int {
 func (s *laneSet) reserve() (lane int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if int(s.up.Load()) >= s.n || s.next >= laneIDsMax || s.closed || s.barred {
+	if !s.lacks() || s.next >= laneIDsMax {
 		return 0, false
 	}
 	lane = s.next
@@ -169,7 +172,7 @@ func (s *laneSet) reserve() (lane int, ok bool) {
 func (s *laneSet) grow(lane int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.barred || int(s.up.Load()) >= s.n {
+	if !s.lacks() {
 		return false
 	}
 	s.next = max(s.next, lane+1)

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -44,15 +43,7 @@ func TestVersionSkew(t *testing.T) {
 			}
 			copyFile(t, other, own)
 			n := c.nodeOf(c.decode()) // only this one is of the other version now
-			if err := signal(n.PID, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, waitRestart, "the daemon of the other version is there", func() error {
-				if again, ok := c.view().Node(n.ID); !ok || again.PID == n.PID {
-					return fmt.Errorf("%+v", again)
-				}
-				return nil
-			})
+			c.killNode(n)
 			o := oracleFor(t, tinyModel(t))
 			for i := range 12 {
 				r := sampled(request{Prompt: freshPrompt(80), MaxTokens: 12, Stream: true}, i)

@@ -131,6 +131,20 @@ func (c *cluster) metric(url, name, label string) (sum float64) {
 	return sum
 }
 
+// killNode kills a daemon and waits until another process stands in its place.
+func (c *cluster) killNode(n node) {
+	c.t.Helper()
+	if err := signal(n.PID, syscall.SIGKILL); err != nil {
+		c.t.Fatal(err)
+	}
+	eventually(c.t, waitRestart, "the daemon is started again", func() error {
+		if again, ok := c.view().Node(n.ID); !ok || again.PID == n.PID {
+			return fmt.Errorf("%+v", again)
+		}
+		return nil
+	})
+}
+
 // upgrade runs headrace upgrade to its end.
 func (c *cluster) upgrade() time.Duration {
 	c.t.Helper()
@@ -275,15 +289,7 @@ func TestUpgradedDaemonIsSupervised(t *testing.T) {
 	c.upgrade()
 	n := c.nodeOf(c.decode())
 	c.grown()
-	if err := signal(n.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, waitRestart, "the daemon is started again", func() error {
-		if again, ok := c.view().Node(n.ID); !ok || again.PID == n.PID {
-			return fmt.Errorf("%+v", again)
-		}
-		return nil
-	})
+	c.killNode(n)
 	c.split(waitRestart)
 	c.upgrade()
 	c.split(waitShort)

@@ -2,12 +2,11 @@ package node_test
 
 import (
 	"bytes"
-	"io"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/node"
 	"github.com/headrace/headrace/transfer/transporttest"
 )
 
@@ -37,20 +36,7 @@ func newAlteredPair(t *testing.T) *alteredPair {
 // metric waits until a daemon's counter is at least what is wanted.
 func metric(t *testing.T, admin, want string) {
 	t.Helper()
-	text := ""
-	eventually(t, want, func() bool {
-		res, err := http.Get("http://" + admin + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		b, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text = string(b)
-		return strings.Contains(text, want)
-	})
+	eventually(t, want, func() bool { return strings.Contains(get(t, node.Ready{Admin: admin}, "/metrics"), want) })
 }
 
 // Bytes of data frames that are altered between two daemons: what lands is right all the same.

@@ -18,14 +18,7 @@ func TestLimitOfOpenFiles(t *testing.T) {
 	pid := proc.cmd.Process.Pid
 	p, d := newEngine(t, r.Socket, "p", wideLayout()), newEngine(t, r.Socket, "d", wideLayout())
 	pattern(p, 3)
-	works := func() {
-		t.Helper()
-		at := newAttempt(p, d)
-		at.bind()
-		at.push(1)
-		at.finish("x")
-	}
-	works()
+	works(t, p, d)
 	var old unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old); err != nil {
 		t.Fatal(err)
@@ -46,7 +39,7 @@ func TestLimitOfOpenFiles(t *testing.T) {
 	}
 	eventually(t, "the daemon is at its limit", func() bool { return openFilesOf(t, pid) >= int(limit.Cur) })
 	before := cpuTicks(t, pid)
-	works()                                           // over the channel that is open
+	works(t, p, d)                                    // over the channel that is open
 	<-time.After(500 * time.Millisecond)              // what is measured needs time to be spent
 	if used := cpuTicks(t, pid) - before; used > 25 { // hundredths of a second; a loop that spins takes 50 on each of its cores
 		t.Errorf("the daemon took %d ticks of processor time in half a second at its limit", used)
@@ -57,7 +50,7 @@ func TestLimitOfOpenFiles(t *testing.T) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &old, nil); err != nil {
 		t.Fatal(err)
 	}
-	works()
+	works(t, p, d)
 	fresh := newEngine(t, r.Socket, "fresh", testLayout())
 	_ = fresh.Close()
 }

@@ -335,6 +335,15 @@ func newAttempt(p, d *engine, edit ...func(*ticket.Ticket)) *attempt {
 	return newRemoteAttempt(p, p.Info().NodeID, d, edit...)
 }
 
+// works holds that KV moves from p to d.
+func works(t *testing.T, p, d *engine) {
+	t.Helper()
+	at := newAttempt(p, d)
+	at.bind()
+	at.push(1)
+	at.finish("x")
+}
+
 // newRemoteAttempt is newAttempt for a p that lives in another process.
 func newRemoteAttempt(p *engine, pNode string, d *engine, edit ...func(*ticket.Ticket)) *attempt {
 	t := ticket.Ticket{Nonce: ticket.NewNonce(), PNode: pNode, DNode: d.Info().NodeID, PEngine: p.id, DEngine: d.id,

@@ -232,14 +232,7 @@ func TestTakeOverFails(t *testing.T) {
 	r, proc := startNodeProcess(t, cfg)
 	p, d := newEngine(t, r.Socket, "p", wideLayout()), newEngine(t, r.Socket, "d", wideLayout())
 	pattern(p, 1)
-	works := func() {
-		t.Helper()
-		at := newAttempt(p, d)
-		at.bind()
-		at.push(1)
-		at.finish("x")
-	}
-	works()
+	works(t, p, d)
 	for what, edit := range map[string]func(*nodeConfig){
 		"the admin port is taken": func(c *nodeConfig) { c.Admin = taken.Addr().String() },
 		"another transport":       func(c *nodeConfig) { c.Transport = "none" },
@@ -251,7 +244,7 @@ func TestTakeOverFails(t *testing.T) {
 		if c.wait() == nil {
 			t.Errorf("%s: the successor ended well", what)
 		}
-		works()
+		works(t, p, d)
 		fresh := newEngine(t, r.Socket, "fresh", testLayout())
 		if fresh.Info().PID != proc.cmd.Process.Pid {
 			t.Errorf("%s: the daemon is process %d now", what, fresh.Info().PID)

@@ -17,20 +17,37 @@ func factory() transporttest.Factory {
 	return transporttest.Factory{New: func() transfer.Transport { return New(Config{}) }, ReadPause: transfer.PauseReadFrame}
 }
 
+// dialled are the connections of a dialling end, in order: the first is the control connection, the others are lanes.
+type dialled struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (d *dialled) dial(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	d.mu.Lock()
+	d.conns = append(d.conns, conn)
+	d.mu.Unlock()
+	return conn, err
+}
+
+// reset breaks a connection off, by number; -1 is the last one.
+func (d *dialled) reset(n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if n < 0 {
+		n += len(d.conns)
+	}
+	d.conns[n].(*net.TCPConn).SetLinger(0)
+	d.conns[n].Close()
+}
+
 // A lane that is reset in the middle of a transfer: the lease settles over the others, and nothing is counted twice.
 func TestLaneResetMidTransfer(t *testing.T) {
 	defer transporttest.CheckLeaks(t)()
-	var mu sync.Mutex
-	var conns []net.Conn
+	var conns dialled
 	pair := transporttest.NewPair(t, factory(), transporttest.Options{Config: func(c *transfer.Config) {
-		c.Lanes = 3
-		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-			mu.Lock()
-			conns = append(conns, conn) // the first is the control connection
-			mu.Unlock()
-			return conn, err
-		}
+		c.Lanes, c.Dial = 3, conns.dial
 	}})
 	q := pair.NewRequest(rand.New(rand.NewPCG(1, 1)), 1000, 0, 10*time.Second)
 	pair.P.Pauses.Set(transfer.PauseWriteFrame, 3)
@@ -38,10 +55,7 @@ func TestLaneResetMidTransfer(t *testing.T) {
 	q.Bind(t)
 	q.PushAll(t, []byte("record"))
 	waitFor(t, func() bool { return pair.P.Pauses.Snapshot()[transfer.PauseWriteFrame] == 3 })
-	mu.Lock()
-	conns[2].(*net.TCPConn).SetLinger(0)
-	conns[2].Close()
-	mu.Unlock()
+	conns.reset(2)
 	pair.P.Pauses.ReleaseAll()
 	q.Settled(t, []byte("record"))
 	if got, want := pair.D.Engine.Status().Totals.BytesLanded, uint64(1000)*4*2*4*512; got != want {
@@ -124,17 +138,9 @@ func TestMemoryFaultEndsTheLease(t *testing.T) { transporttest.MemoryFaults(t, f
 // Lanes that fail over and over are dialled again with longer and longer pauses, each with a number of its own.
 func TestLanesThatKeepFailingAreDialledAgain(t *testing.T) {
 	defer transporttest.CheckLeaks(t)()
-	var mu sync.Mutex
-	var conns []net.Conn
+	var conns dialled
 	pair := transporttest.NewPair(t, factory(), transporttest.Options{Config: func(c *transfer.Config) {
-		c.Lanes = 2
-		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-			mu.Lock()
-			conns = append(conns, conn)
-			mu.Unlock()
-			return conn, err
-		}
+		c.Lanes, c.Dial = 2, conns.dial
 	}})
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 4 {
@@ -144,10 +150,7 @@ func TestLanesThatKeepFailingAreDialledAgain(t *testing.T) {
 		q.Bind(t)
 		q.PushAll(t, nil)
 		waitFor(t, func() bool { return pair.P.Pauses.Snapshot()[transfer.PauseWriteFrame] > 0 })
-		mu.Lock()
-		conns[len(conns)-1].(*net.TCPConn).SetLinger(0)
-		conns[len(conns)-1].Close()
-		mu.Unlock()
+		conns.reset(-1)
 		pair.P.Pauses.ReleaseAll()
 		q.Settled(t, nil)
 		waitFor(t, func() bool {
