@@ -71,7 +71,7 @@ proof: deps-test build model ## everything at full length: 1,000 cancels of each
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
 
 .PHONY: lab
-lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-v -run NAME ./cgo")
+lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-scenario NAME -v -run X")
 	scripts/deps.sh lab
 	go run ./test/lab $(ARGS)
 

@@ -36,7 +36,9 @@ if [ "$level" = lab ]; then
 	has() { command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ]; }
 	has qemu-system-x86_64 || needed+=(qemu-system-x86)
 	has xz || needed+=(xz-utils)
-	has rdma || needed+=(iproute2)
+	{ has rdma && has tc; } || needed+=(iproute2)
+	has ib_write_bw || needed+=(perftest)
+	has ibv_devinfo || needed+=(ibverbs-utils)
 	[ -e /usr/include/infiniband/verbs.h ] || needed+=(libibverbs-dev)
 	compgen -G '/usr/lib/*/libibverbs/librxe-rdmav*.so' >/dev/null || needed+=(ibverbs-providers)
 fi

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -71,6 +72,53 @@ func (m *image) library(file string) error {
 	}
 	m.put(file, entry{mode: modeExec, from: file})
 	return m.needs(file)
+}
+
+// tree adds a file, or a folder with all that is in it.
+func (m *image) tree(from, to string) error {
+	return filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := os.Stat(file)
+		if err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		rel, err := filepath.Rel(from, file)
+		if err != nil {
+			return err
+		}
+		mode := uint32(modeFile)
+		if info.Mode()&0o111 != 0 {
+			mode = modeExec
+		}
+		m.put(path.Join(to, filepath.ToSlash(rel)), entry{mode: mode, from: file})
+		return nil
+	})
+}
+
+// verbs adds libibverbs, which we open at run time, and the provider of soft RoCE, which it opens at run time.
+func (m *image) verbs() error {
+	m.put("/etc/libibverbs.d/rxe.driver", entry{mode: modeFile, data: []byte("driver rxe\n")})
+	lib := findLibrary("libibverbs.so.1")
+	if lib == "" {
+		return errors.New("libibverbs.so.1 is not here: let scripts/deps.sh lab install it")
+	}
+	if err := m.library(lib); err != nil {
+		return err
+	}
+	for _, dir := range libraryDirs[:2] {
+		found, err := filepath.Glob(filepath.Join(dir, "libibverbs/librxe-rdmav*.so"))
+		if err != nil {
+			return err
+		}
+		for _, lib := range found {
+			if err := m.library(lib); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // needs adds what a program or library is linked with, and the dynamic linker.

@@ -5,93 +5,81 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"github.com/headrace/headrace/test/lab/script"
 )
 
 // machine is one virtual machine.
 type machine struct {
+	scenario       *scenario
 	number         int
-	of             int
 	kernel, initrd string
 	dir            string // for its console's log and sockets
-	memory, accel  string
-	out            io.Writer
-	mu             *sync.Mutex // of out
+	accel          string
+	report         *report
 }
 
-// run boots the machine, copies its report and gives the exit status of its commands.
-func (m *machine) run(ctx context.Context) (int, error) {
+// run boots the machine and gives its output to the report.
+func (m *machine) run(ctx context.Context) error {
 	console := filepath.Join(m.dir, fmt.Sprintf("console-%d.log", m.number))
+	memory, emulator := m.scenario.memory, m.scenario.emulator
+	if memory == 0 {
+		memory = 2048
+	}
+	if emulator == "" {
+		emulator = "qemu-system-x86_64"
+	}
 	args := []string{
-		"-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", "-cpu", "max", "-smp", "2", "-m", m.memory,
+		"-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(memory),
 		"-kernel", m.kernel, "-initrd", m.initrd,
-		"-append", fmt.Sprintf("console=ttyS0 quiet panic=-1 lab.vm=%d", m.number),
-		"-serial", "file:" + console, "-serial", "stdio",
+		"-append", fmt.Sprintf("console=ttyS0 quiet panic=-1 net.ifnames=0 lab.vm=%d", m.number),
+		"-serial", "file:" + console, "-serial", "stdio", "-accel", m.accel,
 	}
-	args = append(args, "-accel", m.accel)
-	if m.of > 1 {
-		args = append(args, m.wire()...)
+	args = append(args, m.wires()...)
+	for _, a := range m.scenario.qemu {
+		args = append(args, strings.ReplaceAll(a, "{vm}", strconv.Itoa(m.number)))
 	}
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	cmd := exec.CommandContext(ctx, emulator, args...)
 	cmd.WaitDelay = 5 * time.Second
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
-	report, err := cmd.StdoutPipe()
+	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return 1, err
+		return err
 	}
 	if err := cmd.Start(); err != nil {
-		return 1, fmt.Errorf("start qemu (apt-get install -y qemu-system-x86): %w", err)
+		return fmt.Errorf("start qemu (scripts/deps.sh lab installs it): %w", err)
 	}
-	status := m.copy(report)
-	if err := cmd.Wait(); err != nil || status < 0 {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		m.report.line(lines.Text())
+	}
+	if err := cmd.Wait(); err != nil || m.report.status < 0 {
 		if ctx.Err() != nil {
 			err = errors.Join(err, ctx.Err())
 		}
-		return 1, fmt.Errorf("machine %d ended without a status: %w: %s\n%s", m.number, err, complaints.String(), tail(console))
+		return fmt.Errorf("it ended without a status: %w: %s\n%s", err, complaints.String(), tail(console))
 	}
-	return status, nil
+	return nil
 }
 
-// wire joins two machines: datagrams over a pair of unix sockets.
-func (m *machine) wire() []string {
-	near, far := fmt.Sprintf("%s/wire-%d", m.dir, m.number), fmt.Sprintf("%s/wire-%d", m.dir, 3-m.number)
-	return []string{
-		"-netdev", fmt.Sprintf("dgram,id=n0,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", near, far),
-		"-device", fmt.Sprintf("virtio-net-pci,netdev=n0,mac=52:54:00:00:00:%02x,host_mtu=4200", m.number),
+// wires joins two machines, once a rail: datagrams over a pair of unix sockets.
+func (m *machine) wires() (args []string) {
+	if m.scenario.count() == 1 {
+		return nil
 	}
-}
-
-// copy copies the report line by line and gives the status that it ends with, -1 if there is none.
-func (m *machine) copy(r io.Reader) (status int) {
-	status = -1
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		line := strings.TrimRight(lines.Text(), "\r")
-		if v, ok := strings.CutPrefix(line, script.ExitMark); ok {
-			if n, err := strconv.Atoi(v); err == nil {
-				status = n
-			}
-			continue
-		}
-		m.mu.Lock()
-		if m.of > 1 {
-			fmt.Fprintf(m.out, "vm%d: ", m.number)
-		}
-		fmt.Fprintln(m.out, line)
-		m.mu.Unlock()
+	for rail := range m.scenario.netdevs() {
+		near, far := fmt.Sprintf("%s/wire-%d-%d", m.dir, rail, m.number), fmt.Sprintf("%s/wire-%d-%d", m.dir, rail, 3-m.number)
+		args = append(args,
+			"-netdev", fmt.Sprintf("dgram,id=n%d,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", rail, near, far),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=n%d,mac=52:54:00:00:%02x:%02x,host_mtu=4200", rail, rail, m.number))
 	}
-	return status
+	return args
 }
 
 // tail is the end of a console's log: where a kernel says why it died.

@@ -267,6 +267,9 @@ func newEngine(t testing.TB, f Factory, node string, o Options) (*transfer.Engin
 	if os.Getenv("HEADRACE_LOG") != "" {
 		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	if os.Getenv("HEADRACE_LAB") != "" { // an emulated machine is some fifty times slower, and not because the peer is
+		cfg.FenceGrace = time.Second
+	}
 	if f.Config != nil {
 		f.Config(&cfg)
 	}
