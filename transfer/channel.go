@@ -13,7 +13,8 @@ import (
 )
 
 // channel is one end of the connection of two daemons, or of a daemon with itself: a control connection, and the lanes
-// of one transport. Three goroutines serve the control connection (reader, writer, ticker) and one each lane.
+// of one transport; beside those of a transport over rails also some of a spare one, which carry where it has none. Three
+// goroutines serve the control connection (reader, writer, ticker) and one each lane.
 type channel struct {
 	e          *Engine
 	id         [16]byte
@@ -24,6 +25,7 @@ type channel struct {
 	local      bool // both ends are in this process
 	transport  string
 	why        string
+	spareName  string // of the spare link's transport
 	since      time.Time
 	out        *outbox
 	lanes      *laneSet
@@ -41,6 +43,7 @@ type channel struct {
 	checked   atomic.Uint64 // pieces asked whether they carry a checksum
 	suspect   atomic.Int64  // nanoseconds after since: until then every piece does
 	redialled atomic.Uint64
+	fallbacks atomic.Uint64 // times that the spare link had to carry
 	rttNS     atomic.Int64
 	rates     rates
 	busy      busyMeter
@@ -55,6 +58,10 @@ type channel struct {
 	closed  bool
 	leaving bool // the peer gives way to its successor: nothing new is presented on it
 	reason  error
+	spare   Link     // nil where there is none; its lanes have numbers of the same series
+	spared  bool     // a lane of it was up once
+	carried string   // the transport that carried when that was last looked at
+	lastErr error    // of the last lane that failed
 	redials redialState
 	sources map[LeaseID]*sourceLease
 	targets map[LeaseID]*targetLease // by the source's id
@@ -67,8 +74,13 @@ type setupState struct {
 	opened   chan openedMsg
 	exchange chan []byte
 	streams  chan laneStream
-	seen     [laneIDsMax]bool // guarded by channel.mu
+	seen     idSet    // lanes that the other end has dialled; added to under channel.mu
+	first    bool     // an EXCHANGE came; the reader's own
+	news     [][]byte // for the link, before there was one; guarded by channel.mu
 }
+
+// newsMax bounds what is kept of the other end's news until there is a link to hear them.
+const newsMax = 16
 
 type laneStream struct {
 	lane int
@@ -90,7 +102,10 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr stri
 		e: e, id: id, conn: conn, peer: peer, addr: addr, dialled: dialled, local: local, since: time.Now(),
 		gone: make(chan struct{}), understood: make(chan struct{}), finished: make(chan struct{}),
 		sources: make(map[LeaseID]*sourceLease), targets: make(map[LeaseID]*targetLease), bound: make(map[LeaseID]*targetLease),
-		setup: setupState{make(chan openMsg, 1), make(chan openedMsg, 1), make(chan []byte, 1), make(chan laneStream, lanesMax), [laneIDsMax]bool{}},
+		setup: setupState{
+			open: make(chan openMsg, 1), opened: make(chan openedMsg, 1), exchange: make(chan []byte, 1), streams: make(chan laneStream, lanesMax),
+		},
+		redials: redialState{kick: make(chan struct{}, 1)},
 	}
 	c.lanes = newLaneSet(c)
 	c.newMethods()
@@ -119,17 +134,28 @@ func (c *channel) run() {
 	c.e.wg.Go(c.tick)
 }
 
-// use makes the lanes of a link carry pieces. It fails when the channel closed meanwhile; the link is closed then.
-func (c *channel) use(link Link, lanes int) error {
+// use makes the lanes of a link carry pieces, and of a spare one if it is not nil. It fails when the channel closed
+// meanwhile; the links are closed then.
+func (c *channel) use(link, spare Link, spareName string, lanes int) error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
 		link.Close()
+		if spare != nil {
+			spare.Close()
+		}
 		return c.cause()
 	}
-	c.link = link
-	c.lanes.start(link, lanes)
+	c.link, c.spare, c.spareName = link, spare, spareName
+	c.lanes.start(link, spare, lanes)
+	news := c.setup.news
+	c.setup.news = nil
 	c.mu.Unlock()
+	for _, b := range news {
+		if err := c.hear(b); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -146,12 +172,18 @@ func (c *channel) usable() bool {
 }
 
 func (c *channel) currentLink() Link {
-	if c == nil {
-		return nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.link
+}
+
+// oneSided says whether pieces may arrive that no guard is asked for.
+func (c *channel) oneSided() bool {
+	if c == nil {
+		return false
+	}
+	link := c.currentLink()
+	return link != nil && link.OneSided()
 }
 
 func (c *channel) cause() error {
@@ -249,7 +281,7 @@ func (c *channel) handleSetup(h frameHeader, b []byte) error {
 		}
 		full = !offer(c.setup.opened, m)
 	case h.kind == frameExchange && len(b) <= ExchangeMax:
-		full = !offer(c.setup.exchange, b)
+		return c.exchanged(b)
 	default:
 		return malformed("set-up", b)
 	}
@@ -404,17 +436,18 @@ func (c *channel) drop(l *lease) {
 	delete(c.bound, l.id)
 }
 
-// force makes a one-sided lane stop touching a lease's memory: the lanes that carry it are aborted. A target does not know
-// which those are, and aborts all.
-func (c *channel) force(l *lease, link Link) {
+// force makes one-sided lanes stop touching a lease's memory: those that carry it are aborted. A target does not know
+// which those are, and aborts all. Lanes that are not one-sided ask the lease's guard, which is shut.
+func (c *channel) force(l *lease) {
 	cause := fmt.Errorf("fence lease %d: the other end did not stop within %v", l.id, c.e.cfg.FenceGrace)
+	link := c.currentLink()
 	if l.src != nil {
 		for _, lane := range c.lanes.carrying(l.src) {
 			link.Abort(lane, cause)
 		}
 		return
 	}
-	for lane := range c.lanes.bar() {
+	for _, lane := range c.lanes.bar() {
 		link.Abort(lane, cause)
 	}
 	l.dst.peerStopped()
@@ -438,7 +471,8 @@ func (c *channel) landedHere(lease LeaseID, piece uint32) {
 	}
 }
 
-// laneDown is told by the transport. What the lane carried goes to the others; without any, the channel is dead.
+// laneDown is told by the transport. What the lane carried goes to the others. Without any of its own the channel is dead,
+// unless there is a spare link to go on with.
 func (c *channel) laneDown(lane int, err error) {
 	if lane < 0 || lane >= laneIDsMax {
 		return
@@ -448,7 +482,8 @@ func (c *channel) laneDown(lane int, err error) {
 		return
 	}
 	c.mu.Lock()
-	closing, leaving := c.closed, c.leaving
+	c.lastErr = err
+	closing, leaving, spared := c.closed, c.leaving, c.spare != nil && !c.lanes.isBarred()
 	var sources []*sourceLease
 	var targets []*targetLease
 	for _, l := range c.sources {
@@ -465,11 +500,16 @@ func (c *channel) laneDown(lane int, err error) {
 		c.errs.Add(1)
 		c.e.log.Warn("lane failed", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
 	}
-	if left <= 0 {
+	if left <= 0 && !spared {
 		c.closeSoon(fmt.Errorf("%w: its last lane failed: %w", ErrChannel, err))
 		return
 	}
-	c.redialSoon()
+	c.noteCarrier()
+	if left <= 0 {
+		c.redialNow()
+	} else {
+		c.redialSoon()
+	}
 	for _, l := range sources {
 		l.laneDown(lane)
 	}
@@ -492,7 +532,7 @@ func (c *channel) close(cause error) {
 		return
 	}
 	c.closed, c.reason = true, cause
-	link, ready, leaving := c.link, c.ready, c.leaving
+	link, spare, ready, leaving := c.link, c.spare, c.ready, c.leaving
 	var leases []*lease
 	for _, l := range c.sources {
 		leases = append(leases, &l.lease)
@@ -519,8 +559,10 @@ func (c *channel) close(cause error) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	c.conn.Close()
-	if link != nil {
-		link.Close()
+	for _, l := range [...]Link{link, spare} {
+		if l != nil {
+			l.Close()
+		}
 	}
 	c.lanes.wg.Wait()
 	c.e.forget(c)
@@ -551,7 +593,9 @@ func (c *channel) setupFor(lanes int) *Setup {
 			c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(local)), local...)))
 			return await(ctx, c, c.setup.exchange)
 		},
-		DialStream: func(ctx context.Context, lane int) (net.Conn, error) { return c.e.dialLane(ctx, c, lane) },
+		Spared: c.spareFor() != nil, RailsChanged: c.redialNow,
+		Tell:       func(news []byte) { c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(news)), news...))) },
+		DialStream: func(ctx context.Context, lane int) (net.Conn, error) { return c.e.dialLane(ctx, c, kindLane, lane) },
 		AcceptStream: func(ctx context.Context) (int, net.Conn, error) {
 			s, err := await(ctx, c, c.setup.streams)
 			return s.lane, s.conn, err

@@ -114,8 +114,11 @@ func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (Re
 	if err != nil {
 		return 0, err
 	}
-	if err := r.register(c.e.usable); err != nil {
+	if err := r.register(c.e.usable, c.e.spare() != nil); err != nil {
 		return 0, errors.Join(err, r.close())
+	}
+	for transport, err := range r.refusals {
+		c.e.log.Warn("region goes over another transport", "engine", c.id, "region", r.id, "transport", transport, "instead", c.e.spare().Name(), "error", err)
 	}
 	c.mu.Lock()
 	switch {

@@ -227,7 +227,7 @@ func (c *channel) peerUnderstood() {
 func (c *channel) presentable() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ready && !c.closed && !c.leaving
+	return c.ready && !c.closed && !c.leaving && !c.lanes.worn()
 }
 
 // againMax bounds how often one ticket is presented anew: each time stands for a daemon that was replaced just then.

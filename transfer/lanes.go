@@ -4,44 +4,92 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // laneSet hands pieces of leases to a channel's lanes: in turns, a few pieces at a time, and a lane carries one lease at a
 // time. Its mutex is a leaf: nothing is locked under it.
 type laneSet struct {
-	c     *channel
-	n     int // lanes there should be
-	downs [laneIDsMax]atomic.Bool
-	up    atomic.Int32
-	wg    sync.WaitGroup
-	gate  sync.RWMutex // held for reading while a lane is added; taken before mu
+	c       *channel
+	n       int // lanes of the first choice there should be, where that does not say by itself
+	downs   idSet
+	up      atomic.Int32 // lanes of the channel's own link
+	spareUp atomic.Int32 // of the spare one
+	wg      sync.WaitGroup
+	gate    sync.RWMutex // held for reading while a lane is added; taken before mu
 
-	mu      sync.Mutex
-	cond    sync.Cond
-	ready   turns
-	idle    []*feeder            // lanes that wait for work, the one that waits least long last
-	carries map[int]*sourceLease // by lane
-	next    int                  // number of the next lane
-	closed  bool
-	barred  bool // a fence by force killed all lanes: none may take their place
+	mu        sync.Mutex
+	cond      sync.Cond
+	own       Link // nil until start
+	spare     Link // nil where there is none
+	ready     turns
+	spareOnly turns                // leases whose regions only the spare link can reach
+	idle      []*feeder            // lanes that wait for work, the one that waits least long last
+	carries   map[int]*sourceLease // by lane
+	at        map[int]laneAt       // lanes that are up
+	feeders   map[int]*feeder      // those of them that are fed
+	rails     map[string]*railMeter
+	next      int   // number of the next lane
+	unused    []int // numbers that were reserved, of which the other end never heard
+	declined  bool  // a lane left a piece to another
+	closed    bool
+	barred    bool // a fence by force killed all one-sided lanes: none may take their place
+}
+
+// laneAt is where a lane belongs.
+type laneAt struct {
+	link  Link
+	spare bool
+	rail  string
 }
 
 // A lane takes this many pieces of one lease before it looks for another that waits.
 const laneQuantum = 4
 
 func newLaneSet(c *channel) *laneSet {
-	s := &laneSet{c: c, ready: newTurns(), carries: make(map[int]*sourceLease)}
+	s := &laneSet{
+		c: c, ready: newTurns(), spareOnly: newTurns(), carries: make(map[int]*sourceLease), at: make(map[int]laneAt),
+		feeders: make(map[int]*feeder), rails: make(map[string]*railMeter),
+	}
 	s.cond.L = &s.mu
 	return s
 }
 
-func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= laneIDsMax || s.downs[lane].Load() }
+func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= laneIDsMax || s.downs.has(lane) }
+
+// turnsOf is the queue that a lease waits in.
+func (s *laneSet) turnsOf(l *sourceLease) *turns {
+	if l.spareOnly {
+		return &s.spareOnly
+	}
+	return &s.ready
+}
+
+// workFor is the queue that a lane may take from now, nil if there is none. Lanes of the spare link take what is only
+// theirs, and the rest while the channel's own link has no lane. s.mu is held.
+func (s *laneSet) workFor(f *feeder) *turns {
+	switch {
+	case f.spare && !s.spareOnly.empty():
+		return &s.spareOnly
+	case s.ready.empty() || f.spare && s.up.Load() > 0:
+		return nil
+	case !s.worth(f, s.ready.front()):
+		s.declined = true
+		return nil
+	}
+	return &s.ready
+}
+
+// carriesFor says whether a lane is one for this lease.
+func (s *laneSet) carriesFor(f *feeder, l *sourceLease) bool {
+	return f.spare == l.spareOnly || f.spare && s.up.Load() == 0
+}
 
 // push puts a lease into the ring, unless it is there.
 func (s *laneSet) push(l *sourceLease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed && s.ready.push(l) {
+	if !s.closed && s.turnsOf(l).push(l) {
 		s.cond.Broadcast()
 	}
 }
@@ -50,8 +98,11 @@ func (s *laneSet) push(l *sourceLease) {
 type feeder struct {
 	link  Link
 	lane  int
+	spare bool
+	rail  *railMeter
 	slots chan *Write // those that are not posted
 	// Guarded by laneSet.mu:
+	meter   laneMeter
 	claimed bool
 	begun   *Write // a piece that was begun by who claimed the lane, and is to be ended by Post
 }
@@ -60,10 +111,12 @@ type feeder struct {
 func (s *laneSet) pop(f *feeder) (*sourceLease, *Write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ready.empty() {
+	work := s.workFor(f)
+	if work == nil {
 		s.idle = append(s.idle, f)
-		for (s.ready.empty() || f.claimed) && f.begun == nil && !s.over(f) {
+		for (work == nil || f.claimed) && f.begun == nil && !s.over(f) {
 			s.cond.Wait()
+			work = s.workFor(f)
 		}
 		s.idle = slices.DeleteFunc(s.idle, func(other *feeder) bool { return other == f })
 	}
@@ -75,8 +128,12 @@ func (s *laneSet) pop(f *feeder) (*sourceLease, *Write) {
 		s.cond.Broadcast() // the wake-up may have been another lane's
 		return nil, nil
 	}
-	l := s.ready.pop()
+	l := work.pop()
 	s.carries[f.lane] = l
+	if s.declined && !s.ready.empty() { // what is at the front now may be worth its while
+		s.declined = false
+		s.cond.Broadcast()
+	}
 	return l, nil
 }
 
@@ -87,9 +144,10 @@ func (s *laneSet) over(f *feeder) bool { return !f.claimed && (s.closed || s.dea
 func (s *laneSet) free(f *feeder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ready.done(s.carries[f.lane])
+	l := s.carries[f.lane]
+	s.turnsOf(l).done(l)
 	delete(s.carries, f.lane)
-	if f.claimed = false; !s.ready.empty() || s.over(f) {
+	if f.claimed = false; !s.ready.empty() || !s.spareOnly.empty() || s.over(f) {
 		s.cond.Broadcast()
 	}
 }
@@ -116,7 +174,7 @@ func (s *laneSet) pushNow(l *sourceLease) {
 		return
 	}
 	w.after = func(w *Write) { f.slots <- w }
-	s.charge(l, w)
+	s.charge(f, l, w)
 	s.c.busy.enter()
 	w.busy = &s.c.busy
 	if !f.link.(Starter).Start(f.lane, w) {
@@ -139,25 +197,28 @@ func (s *laneSet) claim(l *sourceLease) *feeder {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || !s.ready.empty() {
+	if s.closed || !s.turnsOf(l).empty() {
 		return nil
 	}
 	for i := len(s.idle) - 1; i >= 0; i-- {
 		f := s.idle[i]
-		if _, can := f.link.(Starter); can && !f.claimed && f.begun == nil && !s.dead(f.lane) {
+		if _, can := f.link.(Starter); can && !f.claimed && f.begun == nil && !s.dead(f.lane) && s.carriesFor(f, l) {
 			f.claimed = true
 			s.carries[f.lane] = l
-			s.ready.carry(l)
+			s.turnsOf(l).carry(l)
 			return f
 		}
 	}
 	return nil
 }
 
-func (s *laneSet) charge(l *sourceLease, w *Write) {
+// charge counts a piece that is about to be posted, and has its completion counted too.
+func (s *laneSet) charge(f *feeder, l *sourceLease, w *Write) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ready.charge(l.client, w.Piece.Bytes)
+	s.turnsOf(l).charge(l.client, w.Piece.Bytes)
+	w.feeder, w.posted = f, time.Now()
+	f.meter.post(w.posted, w.Piece.Bytes)
 }
 
 // carrying lists the lanes that carry a lease.
@@ -172,15 +233,34 @@ func (s *laneSet) carrying(l *sourceLease) (lanes []int) {
 	return lanes
 }
 
-// start runs the lanes of a link.
-func (s *laneSet) start(link Link, n int) {
-	s.mu.Lock()
-	s.n, s.next = n, n
-	s.up.Store(int32(n))
-	s.mu.Unlock()
-	for i := range n {
-		s.serve(link, i)
+// start runs the lanes of a channel's own link.
+func (s *laneSet) start(link, spare Link, n int) {
+	lanes, total := make([]int, n), n
+	for i := range lanes {
+		lanes[i] = i
 	}
+	if r, is := link.(Railed); is {
+		lanes, total = r.Lanes(), lanesMax
+	}
+	s.mu.Lock()
+	s.n, s.next, s.own, s.spare = len(lanes), total, link, spare
+	lanes = slices.DeleteFunc(lanes, s.dead) // already
+	for _, i := range lanes {
+		s.at[i] = laneAt{link: link, rail: railOf(link, s.c.transport, i)}
+	}
+	s.up.Store(int32(len(lanes)))
+	s.mu.Unlock()
+	for _, i := range lanes {
+		s.serve(i)
+	}
+}
+
+// railOf names the rail that a lane goes over.
+func railOf(link Link, transport string, lane int) string {
+	if r, is := link.(Railed); is {
+		return r.Rail(lane)
+	}
+	return transport
 }
 
 func (s *laneSet) close() {
@@ -191,9 +271,10 @@ func (s *laneSet) close() {
 }
 
 // run feeds one lane until it is dead or the channel closes.
-func (s *laneSet) run(link Link, lane int) {
+func (s *laneSet) run(f *feeder) {
+	link, lane := f.link, f.lane
 	depth := link.Depth()
-	f := &feeder{link: link, lane: lane, slots: make(chan *Write, depth)}
+	f.slots = make(chan *Write, depth)
 	for range depth {
 		f.slots <- &Write{}
 	}
@@ -229,17 +310,21 @@ func (s *laneSet) feed(f *feeder, l *sourceLease, back func(*Write)) (rest bool)
 		if s.dead(f.lane) {
 			return true
 		}
-		if i >= laneQuantum && s.waiting() {
+		if i >= laneQuantum && s.waiting(l) || !s.carriesFor(f, l) {
 			return true
 		}
 		w := <-f.slots
+		if !s.worthNow(f, l) {
+			f.slots <- w
+			return true
+		}
 		ok, more := l.take(f.lane, w)
 		if !ok {
 			f.slots <- w
 			return false
 		}
 		w.after = back
-		s.charge(l, w)
+		s.charge(f, l, w)
 		if more {
 			s.push(l) // another lane may help
 		}
@@ -254,18 +339,39 @@ func (s *laneSet) feed(f *feeder, l *sourceLease, back func(*Write)) (rest bool)
 	}
 }
 
-func (s *laneSet) waiting() bool {
+func (s *laneSet) isBarred() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !s.ready.empty()
+	return s.barred
 }
 
-// down notes that a lane failed; it reports whether that is news, and how many are left.
+// waiting says whether another lease waits for a lane like this one's.
+func (s *laneSet) waiting(l *sourceLease) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.turnsOf(l).empty()
+}
+
+// down notes that a lane failed; it reports whether that is news, and how many of the channel's own link are left.
 func (s *laneSet) down(lane int) (news bool, left int) {
-	if s.downs[lane].Swap(true) {
+	if !s.downs.add(lane) {
 		return false, int(s.up.Load())
 	}
-	left = int(s.up.Add(-1))
+	s.mu.Lock()
+	at, was := s.at[lane]
+	delete(s.at, lane)
+	delete(s.feeders, lane)
+	switch {
+	case !was: // one of the first, which failed before it was used
+	case at.spare:
+		s.spareUp.Add(-1)
+	default:
+		s.up.Add(-1)
+	}
+	if was {
+		s.meterOf(at).failed++
+	}
+	s.mu.Unlock()
 	s.cond.Broadcast()
-	return true, left
+	return true, int(s.up.Load())
 }

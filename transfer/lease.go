@@ -134,8 +134,7 @@ func (l *lease) tellPeer(ch *channel, o *outcome) {
 // is given FenceGrace to stop by agreement; then the lanes are aborted.
 func (l *lease) fence(ch *channel) (forced bool) {
 	l.guard.shut()
-	link := ch.currentLink()
-	if link == nil || !link.OneSided() {
+	if !ch.oneSided() {
 		<-l.guard.drained
 		return false
 	}
@@ -151,7 +150,7 @@ func (l *lease) fence(ch *channel) (forced bool) {
 		return false
 	case <-t.C:
 	}
-	ch.force(l, link)
+	ch.force(l)
 	<-l.guard.drained
 	return true
 }

@@ -13,6 +13,7 @@ func (c *channel) tick() {
 	t := time.NewTicker(c.e.cfg.PingInterval)
 	defer t.Stop()
 	last := time.Now()
+	var bare time.Time // since when no lane is up
 	for {
 		select {
 		case <-c.gone:
@@ -27,8 +28,19 @@ func (c *channel) tick() {
 			c.closeSoon(fmt.Errorf("%w: no answer for %v", ErrChannel, silent.Round(time.Millisecond)))
 			return
 		}
-		if c.usable() {
-			c.ping()
+		if !c.usable() {
+			continue
+		}
+		c.ping()
+		c.lanes.look()
+		switch {
+		case c.lanes.up.Load()+c.lanes.spareUp.Load() > 0:
+			bare = time.Time{}
+		case bare.IsZero():
+			bare = now
+		case now.Sub(bare) > c.e.cfg.DeadAfter+c.e.cfg.DialTimeout:
+			c.closeSoon(fmt.Errorf("%w: no lane for %v", ErrChannel, now.Sub(bare).Round(time.Millisecond)))
+			return
 		}
 	}
 }

@@ -166,8 +166,10 @@ func (e *Engine) openOver(ctx context.Context, t Transport, node, addr, why stri
 	}
 	c.setReady()
 	c.ping()
+	c.noteCarrier()
+	c.redialNow() // lanes that could not be had at once, and the spare ones
 	e.totals.opened.Add(1)
-	e.log.Info("channel is open", "peer", node, "addr", addr, "transport", t.Name(), "why", why, "lanes", c.lanes.n)
+	e.log.Info("channel is open", "peer", node, "addr", addr, "transport", t.Name(), "why", why, "lanes", c.lanes.up.Load())
 	return c, nil
 }
 
@@ -186,7 +188,11 @@ func (c *channel) openLanes(ctx context.Context, t Transport, lanes int) error {
 		link.Close()
 		return err
 	}
-	return c.use(link, lanes)
+	spare, name, err := c.openSpare(ctx, link)
+	if err != nil {
+		return err
+	}
+	return c.use(link, spare, name, lanes)
 }
 
 // dialControl connects to a peer, or makes a pipe to this daemon itself.
@@ -203,13 +209,13 @@ func (e *Engine) dialControl(ctx context.Context, local bool, addr string) (net.
 }
 
 // dialLane opens one authenticated byte stream of a channel.
-func (e *Engine) dialLane(ctx context.Context, c *channel, lane int) (net.Conn, error) {
+func (e *Engine) dialLane(ctx context.Context, c *channel, kind uint16, lane int) (net.Conn, error) {
 	conn, err := e.dialControl(ctx, c.local, c.addr)
 	if err != nil {
 		return nil, err
 	}
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() error {
-		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindLane, uint16(lane), c.id)
+		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kind, uint16(lane), c.id)
 		if err == nil && (peer.nodeID != c.peer.nodeID || peer.epoch != c.peer.epoch) {
 			err = fmt.Errorf("%w: %w", ErrHandshake, errSuccessor)
 		}
@@ -256,7 +262,7 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 	var h *hello
 	err := withDeadline(e.ctx, conn, e.cfg.DialTimeout, func() (err error) {
 		h, err = acceptHandshake(conn, e.cfg.ClusterKey, e.identity(), full, func(h *hello) (status uint16) {
-			if h.kind == kindLane {
+			if h.kind != kindControl {
 				c, status = e.expectLane(h)
 				return status
 			}
@@ -287,8 +293,8 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		}
 		return
 	}
-	if h.kind == kindLane && c.currentLink() != nil {
-		if err := c.extend(int(h.lane), conn); err != nil {
+	if h.kind != kindControl && c.currentLink() != nil {
+		if err := c.extend(int(h.lane), conn, h.kind == kindSpare); err != nil {
 			e.log.Info("lane was not added", "peer", c.peer.nodeID, "error", err)
 		}
 		return
@@ -320,10 +326,10 @@ func (e *Engine) expectLane(h *hello) (*channel, uint16) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.expects(int(h.lane)) {
+	if !c.expects(int(h.lane), h.kind == kindSpare) {
 		return nil, statusNotExpected
 	}
-	c.setup.seen[h.lane] = true
+	c.setup.seen.add(int(h.lane))
 	return c, statusOK
 }
 
@@ -344,9 +350,14 @@ func (c *channel) acceptLanes(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("set up lanes: %w", err)
 	}
-	if err := c.use(link, int(m.lanes)); err != nil {
+	spare, name, err := c.openSpare(ctx, link)
+	if err != nil {
 		return err
 	}
+	if err := c.use(link, spare, name, int(m.lanes)); err != nil {
+		return err
+	}
+	c.noteCarrier()
 	c.out.send(openedMsg{lanes: m.lanes}.frame())
 	return nil
 }

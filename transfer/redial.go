@@ -16,21 +16,26 @@ type Extender interface {
 	Extend(lane int, conn net.Conn) error
 }
 
-// Redialling backs off from the first to the last of these, and begins anew when a lane has lived for redialCalm.
+// Redialling backs off from the first to the last of these, and begins anew when a lane has lived for redialCalm, or
+// when a rail came back.
 const (
 	redialFirst = 100 * time.Millisecond
 	redialLast  = 10 * time.Second
 	redialCalm  = 30 * time.Second
 )
 
-// redialState is guarded by channel.mu.
+// sparesMax is how many lanes of another transport a channel keeps up beside its own.
+const sparesMax = 2
+
+// redialState is guarded by channel.mu, but for kick.
 type redialState struct {
 	running bool
 	delay   time.Duration
 	success time.Time
+	kick    chan struct{} // try at once: something has changed
 }
 
-// redialSoon starts bringing failed lanes back, on the dialling end, unless that is under way.
+// redialSoon starts bringing lanes up that are wanted, on the dialling end, unless that is under way.
 func (c *channel) redialSoon() {
 	c.mu.Lock()
 	r := &c.redials
@@ -48,7 +53,13 @@ func (c *channel) redialSoon() {
 	}
 }
 
-// redial dials lanes until the channel has all of its own.
+// redialNow is redialSoon without a wait.
+func (c *channel) redialNow() {
+	offer(c.redials.kick, struct{}{})
+	c.redialSoon()
+}
+
+// redial dials lanes until the channel has all that it wants.
 func (c *channel) redial() {
 	for {
 		c.mu.Lock()
@@ -60,47 +71,96 @@ func (c *channel) redial() {
 		case <-c.gone:
 			wait.Stop()
 			return
+		case <-c.redials.kick:
+			wait.Stop()
+			c.mu.Lock()
+			c.redials.delay = redialFirst
+			c.mu.Unlock()
 		case <-wait.C:
 		}
-		if err := c.redialOne(); err != nil {
+		if err := c.redialAll(); err != nil {
 			c.e.log.Info("lane could not be dialled again", "peer", c.peer.nodeID, "addr", c.addr, "next try after", min(2*delay, redialLast), "error", err)
 		}
 		c.mu.Lock()
-		done := c.closed || !c.lanes.missing()
+		done := c.closed || !c.lanes.missing(false) && !c.lanes.missing(true)
 		c.redials.running = !done
 		c.mu.Unlock()
 		if done {
+			select {
+			case <-c.redials.kick: // just now
+				c.redialSoon()
+			default:
+			}
 			return
 		}
 	}
 }
 
-func (c *channel) redialOne() error {
-	lane, ok := c.lanes.reserve()
+// redialAll dials every lane that is missing, the spare ones first where there is no other. What fails is tried again
+// later, and keeps the other kind from nothing.
+func (c *channel) redialAll() error {
+	var errs []error
+	order := [...]bool{false, true}
+	if c.lanes.up.Load() == 0 && c.lanes.spareUp.Load() == 0 {
+		order = [...]bool{true, false}
+	}
+	for _, spare := range order {
+		for range lanesMax {
+			if c.isClosed() || !c.lanes.missing(spare) {
+				break
+			}
+			if err := c.redialOne(spare); err != nil {
+				errs = append(errs, err)
+				break
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *channel) redialOne(spare bool) error {
+	lane, ok := c.lanes.reserve(spare)
 	if !ok {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(c.e.ctx, c.e.cfg.DialTimeout)
 	defer cancel()
-	conn, err := c.e.dialLane(ctx, c, lane)
-	if err == nil {
-		err = c.extend(lane, conn)
+	kind, transport := uint16(kindLane), c.transport
+	if spare {
+		kind, transport = kindSpare, c.spareName
 	}
+	conn, err := c.e.dialLane(ctx, c, kind, lane)
 	if err != nil {
+		if !errors.Is(err, errSuccessor) { // else the peer has heard of the number, perhaps
+			c.lanes.unreserve(lane)
+		}
+		return err
+	}
+	if err := c.extend(lane, conn, spare); err != nil {
 		return err
 	}
 	c.mu.Lock()
+	first := spare && !c.spared
+	c.spared = c.spared || spare
 	c.redials.success = time.Now()
 	c.mu.Unlock()
-	c.redialled.Add(1)
-	c.e.log.Info("lane is up again", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane)
+	if !spare {
+		c.redialled.Add(1)
+	}
+	if !first {
+		c.e.log.Info("lane is up again", "peer", c.peer.nodeID, "transport", transport, "lane", lane)
+	}
 	return nil
 }
 
-// extend adds a lane to the channel's link, at either end.
-func (c *channel) extend(lane int, conn net.Conn) error {
+// extend adds a lane to the channel's link, or to its spare one, at either end.
+func (c *channel) extend(lane int, conn net.Conn, spare bool) error {
 	c.mu.Lock()
-	link, can := c.link.(Extender)
+	from, name := c.link, c.transport
+	if spare {
+		from, name = c.spare, c.spareName
+	}
+	link, can := from.(Extender)
 	closed := c.closed
 	c.mu.Unlock()
 	if closed || !can {
@@ -109,43 +169,92 @@ func (c *channel) extend(lane int, conn net.Conn) error {
 	}
 	c.lanes.gate.RLock()
 	defer c.lanes.gate.RUnlock()
-	if !c.lanes.grow(lane) {
+	if !c.lanes.grow(lane, laneAt{link: from, spare: spare}) {
 		conn.Close()
+		c.lanes.downs.add(lane)
 		return fmt.Errorf("add lane %d: %w: no lane is missing", lane, ErrLimit)
 	}
 	if err := link.Extend(lane, conn); err != nil {
 		c.lanes.down(lane)
 		return errors.Join(fmt.Errorf("add lane %d", lane), err)
 	}
-	c.lanes.serve(c.currentLink(), lane)
+	c.lanes.settle(lane, railOf(from, name, lane))
+	c.noteCarrier()
+	c.lanes.serve(lane)
 	return nil
 }
 
 // expects says whether an accepted channel waits for this lane: one of the first, or in place of one that failed. c.mu
 // is held.
-func (c *channel) expects(lane int) bool {
-	if c.closed || c.setup.seen[lane] {
+func (c *channel) expects(lane int, spare bool) bool {
+	if c.closed || c.setup.seen.has(lane) {
 		return false
 	}
 	if c.link == nil {
-		return lane < lanesMax
+		return lane < lanesMax && !spare
 	}
-	_, can := c.link.(Extender)
-	return can && c.lanes.missing()
+	link := c.link
+	if spare {
+		link = c.spare
+	}
+	_, can := link.(Extender)
+	return can && c.lanes.mayGrow(spare)
 }
 
 // missing says whether fewer lanes are up than there should be, and another can be numbered.
-func (s *laneSet) missing() bool {
+func (s *laneSet) missing(spare bool) bool {
+	want := s.wanting()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.lacks() && s.next < laneIDsMax
+	return s.lacks(spare, want) && (s.next < laneIDsMax || len(s.unused) > 0)
+}
+
+// wanting asks a link over rails how many lanes more it has use for. No lock is held.
+func (s *laneSet) wanting() int {
+	s.mu.Lock()
+	own := s.own
+	s.mu.Unlock()
+	if r, is := own.(Railed); is && s.c.dialled {
+		return r.Wanting()
+	}
+	return 0
 }
 
 // lacks says whether fewer lanes are up than there should be, and one more may be. s.mu is held.
-func (s *laneSet) lacks() bool { return int(s.up.Load()) < s.n && !s.closed && !s.barred }
+func (s *laneSet) lacks(spare bool, want int) bool {
+	if s.closed || s.barred && !spare {
+		return false
+	}
+	if spare {
+		return s.spare != nil && int(s.spareUp.Load()) < min(sparesMax, s.c.e.cfg.Lanes)
+	}
+	if _, is := s.own.(Railed); is {
+		return s.up.Load() < lanesMax && want > 0
+	}
+	return int(s.up.Load()) < s.n
+}
 
-// bar lets no lane be added any more, waits for one that is just being added, and says how many there ever were.
-func (s *laneSet) bar() int {
+// mayGrow says whether the other end may add a lane.
+func (s *laneSet) mayGrow(spare bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fits(spare)
+}
+
+// fits is lacks for an end that does not know how many the other wants. s.mu is held.
+func (s *laneSet) fits(spare bool) bool {
+	if _, is := s.own.(Railed); is && !spare {
+		return !s.closed && !s.barred && s.up.Load() < lanesMax
+	}
+	if spare {
+		return !s.closed && s.spareUp.Load() < lanesMax
+	}
+	return s.lacks(false, 0)
+}
+
+// bar lets no one-sided lane be added any more, waits for one that is just being added, and lists those there are. Those
+// that are down were drained when that was told.
+func (s *laneSet) bar() (lanes []int) {
 	s.mu.Lock()
 	s.barred = true
 	s.mu.Unlock()
@@ -153,14 +262,27 @@ func (s *laneSet) bar() int {
 	defer s.gate.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.next
+	for lane, at := range s.at {
+		if at.link.OneSided() {
+			lanes = append(lanes, lane)
+		}
+	}
+	return lanes
 }
 
-// reserve gives the number of a lane to be dialled in place of one that failed.
-func (s *laneSet) reserve() (lane int, ok bool) {
+// reserve gives the number of a lane to be dialled.
+func (s *laneSet) reserve(spare bool) (lane int, ok bool) {
+	want := s.wanting()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.lacks() || s.next >= laneIDsMax {
+	if !s.lacks(spare, want) {
+		return 0, false
+	}
+	if n := len(s.unused); n > 0 {
+		lane, s.unused = s.unused[n-1], s.unused[:n-1]
+		return lane, true
+	}
+	if s.next >= laneIDsMax {
 		return 0, false
 	}
 	lane = s.next
@@ -168,23 +290,56 @@ func (s *laneSet) reserve() (lane int, ok bool) {
 	return lane, true
 }
 
-// grow counts a lane as up before it can fail.
-func (s *laneSet) grow(lane int) bool {
+// unreserve takes a number back of which the other end has not heard.
+func (s *laneSet) unreserve(lane int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.lacks() {
+	s.unused = append(s.unused, lane)
+}
+
+// worn says that no lane can be numbered any more: who opens a lease had better open a channel for it.
+func (s *laneSet) worn() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next >= laneIDsMax && len(s.unused) == 0
+}
+
+// grow counts a lane as up before it can fail.
+func (s *laneSet) grow(lane int, at laneAt) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.fits(at.spare) {
 		return false
 	}
 	s.next = max(s.next, lane+1)
-	s.up.Add(1)
+	s.at[lane] = at
+	if at.spare {
+		s.spareUp.Add(1)
+	} else {
+		s.up.Add(1)
+	}
 	return true
 }
 
-// serve starts feeding a lane, unless the channel is closing.
-func (s *laneSet) serve(link Link, lane int) {
+// settle notes which rail a new lane goes over.
+func (s *laneSet) settle(lane int, rail string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed {
-		s.wg.Go(func() { s.run(link, lane) })
+	if at, up := s.at[lane]; up {
+		at.rail = rail
+		s.at[lane] = at
 	}
+}
+
+// serve starts feeding a lane, unless the channel is closing or the lane has failed already.
+func (s *laneSet) serve(lane int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at, up := s.at[lane]
+	if s.closed || !up {
+		return
+	}
+	f := &feeder{link: at.link, lane: lane, spare: at.spare, rail: s.meterOf(at)}
+	s.feeders[lane] = f
+	s.wg.Go(func() { s.run(f) })
 }

@@ -23,8 +23,9 @@ type Region struct {
 	mem      []byte // exactly the registered size
 	readOnly bool
 
-	keys map[string][]byte // by the name of the transport that registered it
-	regs []Registrar       // those that did
+	keys     map[string][]byte // by the name of the transport that registered it
+	refusals map[string]error  // by the name of the transport that did not
+	regs     []Registrar       // those that did
 
 	mapMu   sync.Mutex // held while the region is populated or unmapped
 	mapping []byte
@@ -39,8 +40,9 @@ func (r *Region) ID() RegionID { return r.id }
 // ReadOnly says whether nothing may be written to it.
 func (r *Region) ReadOnly() bool { return r.readOnly }
 
-// register makes the region known to the transports that want that.
-func (r *Region) register(transports []Transport) error {
+// register makes the region known to the transports that want that. With spare, another transport carries for one that
+// cannot; the reason is kept.
+func (r *Region) register(transports []Transport, spare bool) error {
 	for _, t := range transports {
 		reg, wants := t.(Registrar)
 		if !wants {
@@ -53,6 +55,13 @@ func (r *Region) register(transports []Transport) error {
 				err = fmt.Errorf("%w: a key of %d bytes, at most %d", ErrLimit, len(key), RegionKeyMax)
 			}
 		}
+		if err != nil && spare {
+			if r.refusals == nil {
+				r.refusals = make(map[string]error)
+			}
+			r.refusals[t.Name()] = err
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("register region with transport %s: %w", t.Name(), err)
 		}
@@ -64,12 +73,15 @@ func (r *Region) register(transports []Transport) error {
 	return nil
 }
 
-// keysOf gives the regions' keys for a transport, nil if it has none.
+// keysOf gives the regions' keys for a transport, empty for those that it does not know; nil if it knows none.
 func keysOf(rs []*Region, transport string) (keys [][]byte) {
+	known := false
 	for _, r := range rs {
-		if key, registered := r.keys[transport]; registered {
-			keys = append(keys, key)
-		}
+		key, registered := r.keys[transport]
+		keys, known = append(keys, key), known || registered
+	}
+	if !known {
+		return nil
 	}
 	return keys
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync/atomic"
 )
 
 // sourceLease is P's side: what was pushed, what is on its way, what landed.
@@ -18,6 +19,7 @@ type sourceLease struct {
 	epoch     uint64  // of D's daemon
 	dstBlocks []uint32
 	keys      [][]byte // of the destination's regions, where the transport needs them
+	spareOnly bool     // a region is not known to the devices of the channel's transport; fixed since bound
 	early     []*push  // pushed before the lease was bound
 	queue     []work
 	retry     []Piece // of lanes that failed
@@ -31,6 +33,8 @@ type sourceLease struct {
 	moves     int // how often it was presented to a daemon that gave way
 	handoff   handoffState
 	handed    bool // the record was sent once
+
+	unqueued atomic.Int64 // bytes that no lane has taken
 }
 
 type handoffState uint8
@@ -137,6 +141,7 @@ func (l *sourceLease) enqueue(p *push) bool {
 		return false
 	}
 	l.ch.backlog.Add(int64(p.left))
+	l.unqueued.Add(int64(p.left))
 	return true
 }
 
@@ -166,6 +171,7 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 		l.mu.Unlock()
 		return false, false
 	}
+	l.unqueued.Add(-int64(f.piece.Bytes))
 	l.flying[f.piece.ID] = f
 	l.laneSent[lane] += 0 // told at the hand-off even if it never gets a piece through
 	more = len(l.queue)+len(l.retry) > 0
@@ -279,6 +285,7 @@ func (l *sourceLease) again(f *flight) {
 	f.done, f.bad, f.lane = false, false, -1
 	l.geom.each(&f.piece, func(bit uint64) { l.posted.clear(bit) })
 	l.retry = append(l.retry, f.piece)
+	l.unqueued.Add(int64(f.piece.Bytes))
 	if l.handoff == handoffSent {
 		l.handoff = handoffGiven
 	}
@@ -341,6 +348,7 @@ func (l *sourceLease) forget(id uint32) {
 	for i := range l.retry {
 		if l.retry[i].ID == id {
 			l.geom.each(&l.retry[i], func(bit uint64) { l.posted.set(bit) })
+			l.unqueued.Add(-int64(l.retry[i].Bytes))
 			l.retry = append(l.retry[:i], l.retry[i+1:]...)
 			break
 		}
@@ -357,6 +365,10 @@ func (l *sourceLease) handOver() {
 		if !f.done {
 			return
 		}
+	}
+	if len(l.laneSent) > laneCountsMax {
+		l.e.wg.Go(func() { l.fail("%d lanes carried it, at most %d can be counted", len(l.laneSent), laneCountsMax) })
+		return
 	}
 	l.handoff, l.handed = handoffSent, true
 	m := handoffMsg{record: l.record}
@@ -426,6 +438,7 @@ func (l *sourceLease) bound(m *boundMsg) error {
 	}
 	l.state = LeaseBound
 	l.geom, l.target, l.epoch, l.dstBlocks, l.keys = g, m.target, m.epoch, m.blocks, m.keys
+	l.spareOnly = l.ch.needsSpare(l.regions, m.keys)
 	l.posted = newBitmap(g.bits)
 	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layouts: m.layouts})
 	more := false

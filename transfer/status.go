@@ -98,6 +98,23 @@ type LeaseStatus struct {
 	Deadline    time.Time `json:"deadline"`
 }
 
+// RailStatus is what a channel's end has over one rail: a port of a network card at either end, or TCP.
+type RailStatus struct {
+	Name        string  `json:"name"`
+	Peer        string  `json:"peer,omitempty"` // the other end's port
+	Transport   string  `json:"transport"`
+	State       string  `json:"state"` // up, down, or spare: up, and used when nothing else is
+	Why         string  `json:"why"`   // the two ports were paired; or the rail is down
+	Lanes       int     `json:"lanes"` // there should be
+	LanesUp     int     `json:"lanes_up"`
+	LanesFailed uint64  `json:"lanes_failed"`
+	BytesSent   uint64  `json:"bytes_sent"`
+	BytesLanded uint64  `json:"bytes_landed"`
+	Share       float64 `json:"share"`             // of all that this end sent
+	PieceMicros float64 `json:"piece_us"`          // from posting to completion, the mean
+	SpeedBps    float64 `json:"speed_bytes_per_s"` // of its lanes together, while they have something to send
+}
+
 // ChannelStatus is one channel's end.
 type ChannelStatus struct {
 	PeerNode     string         `json:"peer_node"`
@@ -120,6 +137,9 @@ type ChannelStatus struct {
 	BytesLanded  uint64         `json:"bytes_landed"`
 	Altered      uint64         `json:"pieces_altered"` // arrived so on this end
 	Methods      []MethodStatus `json:"methods"`        // for each size of runs that was met: direct or staged, and why
+	Carrier      string         `json:"carrier"`        // the transport that carries at present: another one where the first has no lane up
+	Fallbacks    uint64         `json:"fallbacks"`      // how often that had to be another one
+	Rails        []RailStatus   `json:"rails"`
 	Errors       uint64         `json:"errors"`
 	LastError    string         `json:"last_error,omitempty"`
 }

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 )
 
@@ -85,12 +86,17 @@ func (l *lease) status() LeaseStatus {
 }
 
 func (c *channel) status() ChannelStatus {
+	rails := c.railStatus()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := ChannelStatus{
 		PeerNode: c.peer.nodeID, PeerAddr: c.addr, PeerEpoch: c.peer.epoch, Leaving: c.leaving, Dialled: c.dialled, Transport: c.transport, Why: c.why, Lanes: c.lanes.n,
 		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
 		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(), Redialled: c.redialled.Load(),
+	}
+	s.Rails, s.Carrier, s.Fallbacks = rails, c.carrier(), c.fallbacks.Load()
+	if s.Carrier != "" && s.Carrier != s.Transport {
+		s.Why += fmt.Sprintf("; %s carries at present, because no lane of %s is up: %v", s.Carrier, s.Transport, c.lastErr)
 	}
 	s.SentBps, s.LandedBps, s.SpeedBps = c.rates.get()
 	s.Methods = append(c.sending.Status(), c.receiving.Status()...)

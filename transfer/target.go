@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/headrace/headrace/transfer/ticket"
 )
@@ -247,6 +248,7 @@ func (l *targetLease) arrived(x *Landing, whole bool) (tell *channel) {
 		n := uint64(x.Piece.Bytes)
 		l.bytes += n
 		l.ch.landed.Add(n)
+		l.ch.lanes.landedOn(x.lane, n)
 		l.e.totals.landed.Add(n)
 	} else {
 		l.e.totals.duplicate.Add(1)
@@ -298,6 +300,9 @@ type Write struct {
 	lane  int
 	check bool       // it is to carry a checksum
 	busy  *busyMeter // entered when it was posted
+	// Of the lane's feeder, which measures it: when the piece was posted.
+	feeder *feeder
+	posted time.Time
 	after func(*Write)
 }
 
@@ -317,6 +322,10 @@ func (w *Write) Done(err error) {
 	if w.busy != nil {
 		w.busy.leave()
 		w.busy = nil
+	}
+	if w.feeder != nil {
+		w.lease.ch.lanes.completed(w.feeder, w.posted, w.Piece.Bytes, err == nil)
+		w.feeder = nil
 	}
 	w.lease.writeDone(&w.Piece, w.lane, err)
 	w.after(w)
@@ -434,7 +443,7 @@ func (c *channel) bindTarget(l *targetLease, g geometry, blocks, lent []uint32) 
 	default:
 		return ErrLeaseEnded
 	}
-	if c.link != nil && c.link.OneSided() {
+	if c.link != nil && c.link.OneSided() { // the spare one is not: the engine would not have it
 		if !l.guard.enter() {
 			return ErrLeaseEnded
 		}

@@ -14,7 +14,8 @@ type Transport interface {
 	Local() bool
 	// Probe answers nil, or why this host cannot use the transport.
 	Probe() error
-	// Dial and Accept set up the two ends of one channel's lanes. Both return when all lanes are ready to carry pieces.
+	// Dial and Accept set up the two ends of one channel's lanes. Both return when all lanes are ready to carry pieces, those
+	// of a Railed link: when some are. Asked for no lanes, a transport gives a link to be extended.
 	Dial(ctx context.Context, s *Setup) (Link, error)
 	Accept(ctx context.Context, s *Setup) (Link, error)
 	// Close releases what the transport holds beyond its links, which are closed before.
@@ -37,7 +38,13 @@ type Setup struct {
 	Sending, Receiving *Chooser
 	// LaneDown is to be called once for each lane that fails; Link.Close need not.
 	LaneDown func(lane int, err error)
-	Pauses   *Pauses
+	// Spared says that lanes of another transport carry on where this one has none: it may begin without any.
+	Spared bool
+	// Tell is Exchange for what changes later: the other end's link hears it (Railed.Hear).
+	Tell func(news []byte)
+	// RailsChanged is to be called when lanes may be wanted that could not be had before: they are dialled at once.
+	RailsChanged func()
+	Pauses       *Pauses
 }
 
 // ExchangeMax bounds what transports may tell each other while a channel is set up.
@@ -54,6 +61,21 @@ type Registrar interface {
 
 // RegionKeyMax bounds a region's key.
 const RegionKeyMax = 1024
+
+// Railed is a link over several rails, which come and go. Its lanes are replaced when and where there is a rail for them.
+type Railed interface {
+	Extender
+	// Lanes lists those that the set-up made. They have numbers below that of rails or Setup.Lanes, whichever is higher.
+	Lanes() []int
+	// Wanting is how many more lanes would be of use now. Only the dialling end is asked.
+	Wanting() int
+	// Rail names the rail that a lane goes over.
+	Rail(lane int) string
+	// Rails says how the rails are, less what the engine counts by itself.
+	Rails() []RailStatus
+	// Hear takes what the other end's transport says with Setup.Tell. It must not wait.
+	Hear(news []byte) error
+}
 
 // Link is one end of a channel's lanes.
 type Link interface {

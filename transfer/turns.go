@@ -30,6 +30,9 @@ func newTurns() turns {
 
 func (t *turns) empty() bool { return len(t.order) == 0 }
 
+// front is the lease that waits longest of the engine whose turn it is. The queue is not empty.
+func (t *turns) front() *sourceLease { return t.order[0].leases[0] }
+
 // push queues a lease; false means that it waits already.
 func (t *turns) push(l *sourceLease) bool {
 	if _, in := t.in[l]; in {

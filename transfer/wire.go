@@ -28,7 +28,7 @@ package transfer
 //	   2 OPENED    0    answer to OPEN when the accepting end's lanes are ready; or, with lanes 0, why not
 //	                      0    4 lanes, or 0
 //	                      4      reason
-//	   3 EXCHANGE  0    transports' own set-up data, opaque, at most 65536 bytes; at most once each way
+//	   3 EXCHANGE  0    transports' own set-up data, opaque, at most 65536 bytes; later again, when it changes
 //	   4 BYE       0    the sender closes the channel
 //	                      0      reason
 //	   5 PING      0    every 500 ms
@@ -132,7 +132,8 @@ const (
 	reasonMax        = 512
 	landedMax        = 4096
 	lanesMax         = 64   // of a channel
-	laneIDsMax       = 4096 // of a channel's life: a lane that is dialled again gets a new one
+	laneIDsMax       = 1 << 16 // of a channel's life: a lane that is dialled again gets a new one
+	laneCountsMax    = 4096    // lanes that carry pieces of one lease
 	metaBytesLimit   = 64 << 10
 	recordBytesLimit = 1 << 20
 )
@@ -504,7 +505,7 @@ func parseHandoff(b []byte) (m handoffMsg, err error) {
 		return m, malformed("handoff", b)
 	}
 	n, size := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:]))
-	if n > laneIDsMax || size > recordBytesLimit || 8+16*n+size != uint64(len(b)) {
+	if n > laneCountsMax || size > recordBytesLimit || 8+16*n+size != uint64(len(b)) {
 		return m, malformed("handoff", b)
 	}
 	for i := range n {
