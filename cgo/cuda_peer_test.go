@@ -87,7 +87,7 @@ func TestGPUExport(t *testing.T) {
 }
 
 // Two processes and one GPU: the second maps what the first allocated, and copies it.
-func TestCopyBetweenProcesses(t *testing.T) {
+func TestCUDACopyBetweenProcesses(t *testing.T) {
 	if !Enabled {
 		t.Skip("built without cgo")
 	}
@@ -152,7 +152,7 @@ func betweenProcesses(t *testing.T, x *GPUContext, size uint64) (plain, shared t
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPeerProcess$", "-test.v")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestCUDAPeerProcess$", "-test.v")
 	c.Env = append(os.Environ(), peerEnv+"=1")
 	c.Stdin, c.Stderr = bytes.NewReader(in), os.Stderr
 	r, w, err := os.Pipe()
@@ -172,8 +172,8 @@ func betweenProcesses(t *testing.T, x *GPUContext, size uint64) (plain, shared t
 	return plain, a.Nanos
 }
 
-// TestPeerProcess is the second process.
-func TestPeerProcess(t *testing.T) {
+// TestCUDAPeerProcess is the second process.
+func TestCUDAPeerProcess(t *testing.T) {
 	if os.Getenv(peerEnv) == "" {
 		t.Skip("it is the other end of the tests between two processes")
 	}

@@ -68,7 +68,7 @@ func TestProbeCUDA(t *testing.T) {
 	}
 }
 
-func TestProbesOfDrivers(t *testing.T) {
+func TestCUDAProbesOfDrivers(t *testing.T) {
 	if !Enabled {
 		t.Skip("built without cgo")
 	}
@@ -186,7 +186,7 @@ func fdSize(t *testing.T, fd int) uint64 {
 }
 
 // A part of an allocation is exported as the whole allocation, from its base, in whole pages; the offset says where it begins.
-func TestExportIsOfTheWholeAllocation(t *testing.T) {
+func TestCUDAExportIsOfTheWholeAllocation(t *testing.T) {
 	x := standIn(t)
 	page := uint64(os.Getpagesize())
 	addr := alloc(t, x, 5*page-100)
@@ -219,7 +219,7 @@ func TestExportIsOfTheWholeAllocation(t *testing.T) {
 }
 
 // Memory of several segments is one descriptor where the driver can, and one a segment where it cannot.
-func TestExportOfSegments(t *testing.T) {
+func TestCUDAExportOfSegments(t *testing.T) {
 	x := standIn(t)
 	s, err := x.MapSegments(1<<20, 4, true)
 	if err != nil {
@@ -261,7 +261,7 @@ func TestExportOfSegments(t *testing.T) {
 	}
 }
 
-func TestExportErrors(t *testing.T) {
+func TestCUDAExportErrors(t *testing.T) {
 	if !Enabled {
 		t.Skip("built without cgo")
 	}
@@ -298,7 +298,7 @@ func TestExportErrors(t *testing.T) {
 }
 
 // The context is current for the call alone, on whatever thread the goroutine is: all threads end with none.
-func TestContextsOfThreads(t *testing.T) {
+func TestCUDAContextsOfThreads(t *testing.T) {
 	x := standIn(t)
 	addr := alloc(t, x, 1<<16)
 	calls := cudatest.Calls(t, func() {
@@ -334,7 +334,7 @@ func TestContextsOfThreads(t *testing.T) {
 	}
 }
 
-func TestCopies(t *testing.T) {
+func TestCUDACopies(t *testing.T) {
 	x := standIn(t)
 	const size = 1 << 16
 	a, b := alloc(t, x, size), alloc(t, x, size)
@@ -371,7 +371,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-func TestEvents(t *testing.T) {
+func TestCUDAEvents(t *testing.T) {
 	x := standIn(t)
 	s, err := x.NewStream()
 	if err != nil {
@@ -420,7 +420,7 @@ func TestEvents(t *testing.T) {
 }
 
 // What was half made is taken back.
-func TestFaultsLeaveNothingBehind(t *testing.T) {
+func TestCUDAFaultsLeaveNothingBehind(t *testing.T) {
 	x := standIn(t)
 	for _, faults := range []string{"cuMemMap=2", "cuMemSetAccess=1", "cuMemCreate=2", "cuMemAddressReserve=2", "cuMemGetAllocationGranularity=801", "cuMemRelease=400"} {
 		t.Setenv(cudatest.Faults, faults)
@@ -453,7 +453,7 @@ func TestFaultsLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-func TestOldDriverLacksWhatIsNew(t *testing.T) {
+func TestCUDAOldDriverLacksWhatIsNew(t *testing.T) {
 	x := standIn(t, "OLD", "LACKS_EXPORT")
 	if err := x.FlushWrites(); !errors.Is(err, ErrNotSupported) {
 		t.Errorf("flush: %v", err)
@@ -469,7 +469,7 @@ func TestOldDriverLacksWhatIsNew(t *testing.T) {
 	}
 }
 
-func TestFlush(t *testing.T) {
+func TestCUDAFlush(t *testing.T) {
 	if err := standIn(t).FlushWrites(); err != nil {
 		t.Error(err)
 	}
