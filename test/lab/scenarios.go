@@ -19,4 +19,9 @@ var scenarios = []*scenario{
 			{test: "./transfer/tcp", run: "Conformance"},
 		},
 	},
+	{
+		name: "doctor", about: "broken hosts, and what `headrace doctor` says and does about them",
+		programs: []string{"busybox", "setcap"}, headrace: true,
+		steps: []step{{test: "./test/broken"}},
+	},
 }
