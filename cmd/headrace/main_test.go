@@ -83,7 +83,7 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"worker --model x --listen fd:0":     "not a passed descriptor",
 		"router":                             "--etcd is needed",
 		"tinymodel":                          "--out is needed",
-		"bench transfer --transport pigeon":  "choose tcp, shm or all",
+		"bench transfer --transport pigeon":  "choose tcp, shm, rdma or all",
 		"bench transfer --part all":          "choose of",
 		"bench transfer --block 1000":        "multiple of 64",
 		"bench model --models gpt-2":         "choose of",

@@ -24,4 +24,9 @@ var scenarios = []*scenario{
 		programs: []string{"busybox", "setcap"}, headrace: true,
 		steps: []step{{test: "./test/broken"}},
 	},
+	{
+		name: "bench", about: "rates beside perftest, what a post costs (-args \"--rounds 7 --block 16384,65536,1048576\")", rails: 2,
+		programs: []string{"ib_write_bw", "ib_read_bw", "ib_write_lat"}, headrace: true,
+		steps: []step{{command: []string{"/bin/headrace", "bench", "transfer", "--transport", "rdma", "--region", "16MiB", "--quick", "--part", "posts,sizes,latency,rails,completions"}}},
+	},
 }
