@@ -47,6 +47,7 @@ type channel struct {
 	rttNS     atomic.Int64
 	rates     rates
 	busy      busyMeter
+	gauge     Gauge
 
 	sending, receiving *Chooser
 
@@ -58,10 +59,10 @@ type channel struct {
 	closed  bool
 	leaving bool // the peer gives way to its successor: nothing new is presented on it
 	reason  error
-	spare   Link     // nil where there is none; its lanes have numbers of the same series
-	spared  bool     // a lane of it was up once
-	carried string   // the transport that carried when that was last looked at
-	lastErr error    // of the last lane that failed
+	spare   Link   // nil where there is none; its lanes have numbers of the same series
+	spared  bool   // a lane of it was up once
+	carried string // the transport that carried when that was last looked at
+	lastErr error  // of the last lane that failed
 	redials redialState
 	sources map[LeaseID]*sourceLease
 	targets map[LeaseID]*targetLease // by the source's id
@@ -107,6 +108,7 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr stri
 		},
 		redials: redialState{kick: make(chan struct{}, 1)},
 	}
+	c.gauge = e.newGauge()
 	c.lanes = newLaneSet(c)
 	c.newMethods()
 	c.out = newOutbox(e.cfg.Limits.ControlQueue, func() {
@@ -565,6 +567,7 @@ func (c *channel) close(cause error) {
 		}
 	}
 	c.lanes.wg.Wait()
+	c.gauge.Close()
 	c.e.forget(c)
 	c.drainStreams()
 	close(c.finished)
@@ -586,6 +589,7 @@ func (c *channel) drainStreams() {
 func (c *channel) setupFor(lanes int) *Setup {
 	return &Setup{
 		Channel: c.id, Lanes: lanes, Target: c, Pauses: c.e.cfg.Pauses, LaneDown: c.laneDown, Sending: c.sending, Receiving: c.receiving,
+		Observe: c.gauge.Lane,
 		Exchange: func(ctx context.Context, local []byte) ([]byte, error) {
 			if len(local) > ExchangeMax {
 				return nil, fmt.Errorf("%w: exchange of %d bytes, at most %d", ErrLimit, len(local), ExchangeMax)
@@ -594,7 +598,9 @@ func (c *channel) setupFor(lanes int) *Setup {
 			return await(ctx, c, c.setup.exchange)
 		},
 		Spared: c.spareFor() != nil, RailsChanged: c.redialNow,
-		Tell:       func(news []byte) { c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(news)), news...))) },
+		Tell: func(news []byte) {
+			c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(news)), news...)))
+		},
 		DialStream: func(ctx context.Context, lane int) (net.Conn, error) { return c.e.dialLane(ctx, c, kindLane, lane) },
 		AcceptStream: func(ctx context.Context) (int, net.Conn, error) {
 			s, err := await(ctx, c, c.setup.streams)

@@ -36,7 +36,9 @@ type Config struct {
 	Limits  Limits
 	Logger  *slog.Logger
 	Metrics Metrics
-	Pauses  *Pauses
+	// Observer measures lanes; nil: nobody does. The engine's owner closes it, after the engine.
+	Observer Observer
+	Pauses   *Pauses
 }
 
 // Limits bound everything that a client or a peer can make grow. Zero fields take the defaults said here.

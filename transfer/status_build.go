@@ -11,7 +11,7 @@ func (e *Engine) Status() Status {
 	t := &e.totals
 	s := Status{
 		NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, DataAddr: e.DataAddr(), Checksum: e.cfg.Checksum.String(), RateLimitBps: e.rate.get(), Tickets: e.book.len(), Draining: e.Draining(),
-		Transports: e.transportStatus(), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
+		Transports: slices.Clone(e.refused), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
 		Totals: Totals{
 			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),
 			LeasesPresented: t.presented.Load(), LeasesSettled: t.settled.Load(), LeasesRevoked: t.revoked.Load(), LeasesExpired: t.expired.Load(),
@@ -51,19 +51,6 @@ func (e *Engine) Status() Status {
 	return s
 }
 
-// transportStatus adds what the transports have to say now.
-func (e *Engine) transportStatus() []TransportStatus {
-	list := slices.Clone(e.refused)
-	for _, t := range e.cfg.Transports {
-		p, ok := t.(Porter)
-		i := slices.IndexFunc(list, func(s TransportStatus) bool { return s.Name == t.Name() })
-		if ok && i >= 0 {
-			list[i].Ports = p.Ports()
-		}
-	}
-	return list
-}
-
 func (c *Client) status() (ClientStatus, []*lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,6 +87,7 @@ func (l *lease) status() LeaseStatus {
 
 func (c *channel) status() ChannelStatus {
 	rails := c.railStatus()
+	wire := c.gauge.Wire() // asks the kernel: not under the lock
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := ChannelStatus{
@@ -111,6 +99,7 @@ func (c *channel) status() ChannelStatus {
 	if s.Carrier != "" && s.Carrier != s.Transport {
 		s.Why += fmt.Sprintf("; %s carries at present, because no lane of %s is up: %v", s.Carrier, s.Transport, c.lastErr)
 	}
+	s.Wire = wire
 	s.SentBps, s.LandedBps, s.SpeedBps = c.rates.get()
 	s.Methods = append(c.sending.Status(), c.receiving.Status()...)
 	if c.reason != nil {

@@ -44,7 +44,9 @@ type Setup struct {
 	Tell func(news []byte)
 	// RailsChanged is to be called when lanes may be wanted that could not be had before: they are dialled at once.
 	RailsChanged func()
-	Pauses       *Pauses
+	// Observe measures a lane from outside; nil: nobody does. Use Watch.
+	Observe func(f Flow) (end func())
+	Pauses  *Pauses
 }
 
 // ExchangeMax bounds what transports may tell each other while a channel is set up.
@@ -57,12 +59,6 @@ type Registrar interface {
 	Register(r *Region) (key []byte, err error)
 	// Unregister is called before the region is unmapped, when all of its leases are fenced.
 	Unregister(r *Region) error
-}
-
-// Porter is a transport over ports of devices, for status.
-type Porter interface {
-	// Ports lists every port that was found, with the reason why it is used or not.
-	Ports() []PortStatus
 }
 
 // RegionKeyMax bounds a region's key.

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -23,6 +25,7 @@ type lane struct {
 	raw   syscall.RawConn
 	setup *transfer.Setup
 	quiet atomic.Bool // nobody wants to hear of the end
+	ended func()      // takes the last readings; before the connection is closed
 	out   sender
 	in    receiver
 }
@@ -35,6 +38,7 @@ var zeros [scratchSize]byte
 
 func newLane(s *transfer.Setup, index int, conn *net.TCPConn, raw syscall.RawConn) *lane {
 	l := &lane{index: index, conn: conn, raw: raw, setup: s}
+	l.ended = sync.OnceFunc(s.Watch(transfer.Flow{Transport: "tcp", Peer: peerOf(conn), Socket: raw}))
 	l.out.step = l.out.write
 	l.out.once = func(fd uintptr) bool {
 		l.out.through = l.out.write(fd)
@@ -44,7 +48,15 @@ func newLane(s *transfer.Setup, index int, conn *net.TCPConn, raw syscall.RawCon
 	return l
 }
 
+func peerOf(conn net.Conn) netip.Addr {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
 func (l *lane) fail(err error) {
+	l.ended()
 	if l.quiet.Swap(true) {
 		l.conn.Close()
 		return

@@ -171,6 +171,7 @@ func (l *link) Extend(index int, conn net.Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || l.lanes[index] != nil {
+		x.ended()
 		conn.Close()
 		return fmt.Errorf("lane %d: %w", index, net.ErrClosed)
 	}
@@ -238,6 +239,7 @@ func (l *link) Close() error {
 	var errs []error
 	for _, x := range l.lanes {
 		x.quiet.Store(true)
+		x.ended()
 		if err := x.conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, fmt.Errorf("close lane %d: %w", x.index, err))
 		}
