@@ -219,6 +219,10 @@ func cPoll(c object, out []WC) int {
 	return int(C.hr_poll(unsafe.Pointer(c), (*C.struct_hr_wc)(unsafe.Pointer(unsafe.SliceData(out))), C.uint32_t(len(out))))
 }
 
+func cEntries() Entries {
+	return Entries{PostSend: uintptr(C.hr_post_send), Polled: uintptr(C.hr_polled)}
+}
+
 func cArm(c object) errno { return errno(C.hr_arm(unsafe.Pointer(c))) }
 
 func cNullCreate(depth int) (qp, cq object, e errno) {

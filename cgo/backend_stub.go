@@ -49,6 +49,7 @@ func cPostSend(object, []WR) (int, errno)                                       
 func cPostRecv(object, []Recv) (int, errno)                                          { return 0, none }
 func cPostBind(object, object, object, uint32, uint64, uint64, Access, uint64) errno { return none }
 func cPoll(object, []WC) int                                                         { return -int(none) }
+func cEntries() (e Entries)                                                          { return e }
 func cArm(object) errno                                                              { return none }
 func cNullCreate(int) (object, object, errno)                                        { return nil, nil, none }
 func cNullDestroy(object)                                                            {}

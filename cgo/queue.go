@@ -130,5 +130,15 @@ func NullLoop(q *QP, wrs []WR, rounds int, chained bool) uint64 {
 	return cNullLoop(q.c, wrs, rounds, chained)
 }
 
+// Entries are the addresses of functions in this process that every work request and every completion passes, for who
+// measures from outside. 0: this build has none.
+type Entries struct {
+	PostSend uintptr // (queue pair, work requests, how many)
+	Polled   uintptr // (completion queue, completions, how many), called when there are any
+}
+
+// EntryPoints gives them.
+func EntryPoints() Entries { return cEntries() }
+
 // Live counts the objects that exist in this process.
 func Live() Handles { return cHandles() }

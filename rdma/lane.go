@@ -57,6 +57,8 @@ type lane struct {
 	peer  hello
 	psn   uint32
 
+	measured func() // takes the last readings, before the queue pair goes
+
 	qp     *cgo.QP
 	cq     *cgo.CQ
 	events *cgo.Channel
@@ -124,6 +126,7 @@ func newLane(l *link, index int, conn net.Conn, rails []*rail, deadline time.Tim
 	if err := x.meet(); err != nil {
 		return nil, err
 	}
+	x.measure()
 	for range slotCount {
 		x.credits <- struct{}{}
 	}
@@ -237,6 +240,9 @@ func (x *lane) swap(out []byte) ([]byte, error) {
 // free gives back what make and meet made, in reverse order. Nobody else may use the lane any more.
 func (x *lane) free() error {
 	x.conn.Close()
+	if x.measured != nil {
+		x.measured()
+	}
 	var errs []error
 	if x.qp != nil {
 		errs = append(errs, x.qp.Close())
