@@ -24,6 +24,8 @@ if [ "$level" = test ]; then
 	compiles || needed+=(gcc libc6-dev)
 	has_venv || needed+=(python3-venv)
 	command -v git >/dev/null || needed+=(git)
+	# The eBPF objects are committed; with this clang they can be made anew and compared (transfer/telemetry/gen).
+	{ command -v clang-14 && command -v llvm-strip-14; } >/dev/null || wished+=(clang-14 llvm-14)
 elif [ "$level" != lab ]; then
 	compiles || wished+=(gcc libc6-dev)
 fi
@@ -38,8 +40,6 @@ if [ "$level" = lab ]; then
 	has xz || needed+=(xz-utils)
 	{ has rdma && has tc; } || needed+=(iproute2)
 	has ib_write_bw || needed+=(perftest)
-	has busybox || needed+=(busybox-static)
-	has setcap || needed+=(libcap2-bin)
 	has ibv_devinfo || needed+=(ibverbs-utils)
 	[ -e /usr/include/infiniband/verbs.h ] || needed+=(libibverbs-dev)
 	compgen -G '/usr/lib/*/libibverbs/librxe-rdmav*.so' >/dev/null || needed+=(ibverbs-providers)
