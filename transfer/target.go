@@ -303,7 +303,7 @@ type Write struct {
 	// Of the lane's feeder, which measures it: when the piece was posted.
 	feeder *feeder
 	posted time.Time
-	after func(*Write)
+	after  func(*Write)
 }
 
 // Enter is asked before each touch of the source: see Landing.Enter. After a no, what is left of a piece that was begun

@@ -131,7 +131,7 @@ const (
 	dataVersion      = 2
 	reasonMax        = 512
 	landedMax        = 4096
-	lanesMax         = 64   // of a channel
+	lanesMax         = 64      // of a channel
 	laneIDsMax       = 1 << 16 // of a channel's life: a lane that is dialled again gets a new one
 	laneCountsMax    = 4096    // lanes that carry pieces of one lease
 	metaBytesLimit   = 64 << 10

@@ -14,6 +14,7 @@ import (
 	"github.com/headrace/headrace/internal/version"
 	"github.com/headrace/headrace/rdma"
 	"github.com/headrace/headrace/transfer/node"
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
 func (a *app) node() *cobra.Command {
@@ -23,7 +24,6 @@ func (a *app) node() *cobra.Command {
 		keyFile string
 		rate    config.Size
 		uids    []uint
-		ports   rdmaFlags
 	)
 	cmd := &cobra.Command{
 		Use:     "node",
@@ -40,22 +40,17 @@ func (a *app) node() *cobra.Command {
 	fs.StringVar(&cfg.Checksum, "checksum", "sampled", "which `pieces` are sent with a checksum that the other end verifies: off, sampled (1 in 64), always or 1/N")
 	fs.StringVar(&cfg.Congestion, "tcp-congestion", "", "congestion control of TCP lanes, host for the host's own (default: the host's own, but cubic on loopback)")
 	fs.StringVar(&cfg.Method, "method", "auto", "how scattered bytes get to the network: direct, staged through a buffer, or auto, as measured for each size")
+	fs.StringVar(&cfg.Telemetry, "telemetry", "auto", "what counts bytes, retransmissions and packets of lanes: ebpf, kernel (TCP_INFO and the devices' counters), auto (ebpf where it is allowed) or off")
 	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
 	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")
 	fs.BoolVar(&cfg.Takeover, "takeover", false, "take the place of the daemon that serves --socket, whose workers come over and go on")
 	fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", time.Minute, "how long transfers may go on here once another daemon took over")
 	addTransport(fs, &cfg.Transport)
-	ports.add(fs)
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
 		}
-		settings, err := ports.config()
-		if err != nil {
-			return err
-		}
-		settings.Logger = cfg.Logger
 		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
 			return err
 		}
@@ -75,7 +70,8 @@ func (a *app) node() *cobra.Command {
 		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
 			var kept *registry.Announcement
-			cfg.RDMA = rdma.Maker(settings)
+			cfg.RDMA = rdma.Default
+			cfg.Posts = posts()
 			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
 			cfg.OnHandedOver = func() {
 				if kept != nil { // the successor's entry stays: it has another lease
@@ -86,6 +82,12 @@ func (a *app) node() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// posts are where RDMA work passes in this program.
+func posts() telemetry.Posts {
+	e := rdma.EntryPoints()
+	return telemetry.Posts{Send: e.PostSend, Completed: e.Polled}
 }
 
 // listedWait bounds how long a successor's predecessor waits for it to be in the registry: etcd may be away.

@@ -76,41 +76,8 @@ type NodeStatus struct {
 		Node   string `json:"node"`
 		Reason string `json:"reason"`
 	} `json:"peers_unusable,omitempty"`
-	Channels   []Channel   `json:"channels"`
-	Transports []Transport `json:"transports"`
-}
-
-// Transport is a way to move bytes that a node daemon has, or has not.
-type Transport struct {
-	Name   string `json:"name"`
-	Usable bool   `json:"usable"`
-	Reason string `json:"reason,omitempty"`
-	Ports  []Port `json:"ports,omitempty"`
-}
-
-// Port is a port of an RDMA device of a node daemon's host.
-type Port struct {
-	Device           string `json:"device"`
-	Port             int    `json:"port"`
-	Netdev           string `json:"netdev,omitempty"`
-	PCI              string `json:"pci,omitempty"`
-	NUMANode         int    `json:"numa_node"`
-	LinkLayer        string `json:"link_layer,omitempty"`
-	State            string `json:"state,omitempty"`
-	RateMbps         uint64 `json:"rate_mbps,omitempty"`
-	MTU              uint32 `json:"mtu,omitempty"`
-	LID              uint32 `json:"lid,omitempty"`
-	GID              string `json:"gid,omitempty"`
-	GIDIndex         int    `json:"gid_index"`
-	GIDType          string `json:"gid_type,omitempty"`
-	PKey             string `json:"p_key,omitempty"`
-	PKeyIndex        int    `json:"p_key_index"`
-	PhysicalFunction string `json:"physical_function,omitempty"`
-	VirtualFunction  int    `json:"virtual_function"`
-	VFs              int    `json:"vfs"`
-	VFsMax           int    `json:"vfs_max"`
-	Used             bool   `json:"used"`
-	Reason           string `json:"reason"`
+	Channels  []Channel `json:"channels"`
+	Telemetry Telemetry `json:"telemetry"`
 }
 
 // Lease is a living lease.
@@ -151,8 +118,54 @@ type Channel struct {
 	RTTMicros    float64  `json:"rtt_us"`
 	BytesSent    uint64   `json:"bytes_sent"`
 	BytesLanded  uint64   `json:"bytes_landed"`
+	Wire         Wire     `json:"wire"`
 	Errors       uint64   `json:"errors"`
 	LastError    string   `json:"last_error,omitempty"`
+}
+
+// Wire is what the kernel or the devices say of a channel.
+type Wire struct {
+	Source               string  `json:"source"`
+	Why                  string  `json:"why"`
+	SentBytes            uint64  `json:"sent_bytes"`
+	ReceivedBytes        uint64  `json:"received_bytes"`
+	SentPackets          uint64  `json:"sent_packets"`
+	ReceivedPackets      uint64  `json:"received_packets"`
+	RetransmittedBytes   uint64  `json:"retransmitted_bytes"`
+	RetransmittedPackets uint64  `json:"retransmitted_packets"`
+	RTTMicros            float64 `json:"rtt_us"`
+	OfWholeRails         bool    `json:"of_whole_rails,omitempty"`
+}
+
+// Telemetry says how a daemon measures its lanes from outside.
+type Telemetry struct {
+	Mode    string `json:"mode"`
+	Sources []struct {
+		Of     string `json:"of"`
+		Source string `json:"source"`
+		Why    string `json:"why"`
+	} `json:"sources"`
+	Rails []struct {
+		Device   string  `json:"device"`
+		Port     int     `json:"port"`
+		Source   string  `json:"source"`
+		Why      string  `json:"why"`
+		Sent     Packets `json:"sent"`
+		Received Packets `json:"received"`
+	} `json:"rails"`
+	Posts struct {
+		Count      uint64  `json:"count"`
+		MeanMicros float64 `json:"mean_us"`
+		P50Micros  float64 `json:"p50_us"`
+		P99Micros  float64 `json:"p99_us"`
+	} `json:"posts"`
+}
+
+// Packets are a direction's.
+type Packets struct {
+	Packets              uint64 `json:"packets"`
+	DataBytes            uint64 `json:"data_bytes"`
+	RetransmittedPackets uint64 `json:"retransmitted_packets"`
 }
 
 // Gather asks every listed part at once.
@@ -220,7 +233,7 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 	r.printWorkers(t)
 	r.printNodes(t)
 	r.printChannels(t)
-	r.printPorts(t)
+	r.printWire(t)
 	r.printLeases(t)
 	return t.Flush()
 }
@@ -292,6 +305,36 @@ func (r *Report) printChannels(t io.Writer) {
 	}
 }
 
+// printWire shows what was measured from outside, by whom and why by those.
+func (r *Report) printWire(t io.Writer) {
+	first := true
+	row := func(format string, args ...any) {
+		if first {
+			fmt.Fprintf(t, "\nON THE WIRE\tBY\tSENT\tRECEIVED\tPACKETS OUT/IN\tSENT AGAIN\tRTT\tWHY\n")
+			first = false
+		}
+		fmt.Fprintf(t, format, args...)
+	}
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			continue
+		}
+		for _, c := range n.Status.Channels {
+			if w := c.Wire; w.Source != "" && w.Source != "none" {
+				row("%s -> %s\t%s\t%s\t%s\t%d/%d\t%d (%s)\t%.0f us\t%s\n", n.ID, c.PeerNode, w.Source, humanBytes(float64(w.SentBytes)), humanBytes(float64(w.ReceivedBytes)),
+					w.SentPackets, w.ReceivedPackets, w.RetransmittedPackets, humanBytes(float64(w.RetransmittedBytes)), w.RTTMicros, w.Why)
+			}
+		}
+		for _, x := range n.Status.Telemetry.Rails {
+			row("%s: %s/%d\t%s\t%s\t%s\t%d/%d\t%d\t-\t%s\n", n.ID, x.Device, x.Port, x.Source, humanBytes(float64(x.Sent.DataBytes)), humanBytes(float64(x.Received.DataBytes)),
+				x.Sent.Packets, x.Received.Packets, x.Sent.RetransmittedPackets, x.Why)
+		}
+		if p := n.Status.Telemetry.Posts; p.Count > 0 {
+			row("%s: posts\tebpf\t-\t-\t-\t-\t%.0f us\t%d from post to completion, half of them within %.0f us, 99 %% within %.0f us\n", n.ID, p.MeanMicros, p.Count, p.P50Micros, p.P99Micros)
+		}
+	}
+}
+
 // method puts a channel's methods in a few words. The reasons are in the JSON document.
 func (c *Channel) method() string {
 	if c.Transport == "shm" {
@@ -316,71 +359,6 @@ func (c *Channel) method() string {
 		}
 	}
 	return b.String()
-}
-
-// printPorts is for hosts with RDMA devices only.
-func (r *Report) printPorts(t io.Writer) {
-	first := true
-	for _, n := range r.Nodes {
-		if n.Status == nil {
-			continue
-		}
-		for _, x := range n.Status.Transports {
-			for _, p := range x.Ports {
-				if first {
-					fmt.Fprintf(t, "\nRDMA PORT OF\tDEVICE\tNETDEV\tPCI\tNUMA\tFUNCTION\tSTATE\tRATE\tMTU\tADDRESS\tUSED\tWHY\n")
-					first = false
-				}
-				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, p.Device, p.Port, orDash(p.Netdev), orDash(p.PCI), numberOrDash(p.NUMANode, p.NUMANode >= 0),
-					p.function(), orDash(p.State), p.rate(), numberOrDash(int(p.MTU), p.MTU > 0), p.address(), yes(p.Used), orDash(p.Reason))
-			}
-		}
-	}
-}
-
-func (p *Port) function() string {
-	switch {
-	case p.PhysicalFunction != "":
-		return fmt.Sprintf("VF %d of %s", p.VirtualFunction, p.PhysicalFunction)
-	case p.VFsMax > 0:
-		return fmt.Sprintf("PF, %d/%d VFs", p.VFs, p.VFsMax)
-	}
-	return "-"
-}
-
-func (p *Port) rate() string {
-	if p.RateMbps == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%g Gb/s", float64(p.RateMbps)/1e3)
-}
-
-func (p *Port) address() string {
-	if p.GID == "" {
-		return "-"
-	}
-	return fmt.Sprintf("%s (%s, index %d)", p.GID, p.GIDType, p.GIDIndex)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
-func numberOrDash(n int, known bool) string {
-	if !known {
-		return "-"
-	}
-	return fmt.Sprint(n)
-}
-
-func yes(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
 }
 
 func (r *Report) printLeases(t io.Writer) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/transfer"
+	"github.com/headrace/headrace/transfer/telemetry"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -54,13 +55,15 @@ func (s *server) serveAdmin(l net.Listener) *admin {
 // Status is what /status shows: the data plane's, and who is draining beside this daemon.
 type Status struct {
 	transfer.Status
-	PID         int          `json:"pid"`
-	Build       string       `json:"build,omitempty"`
-	Predecessor *Predecessor `json:"predecessor,omitempty"` // drains, after its hand-over to this daemon
+	PID   int    `json:"pid"`
+	Build string `json:"build,omitempty"`
+	// Telemetry says what is measured from outside, how, and why so.
+	Telemetry   telemetry.Status `json:"telemetry"`
+	Predecessor *Predecessor     `json:"predecessor,omitempty"` // drains, after its hand-over to this daemon
 }
 
 func (s *server) status() Status {
-	return Status{Status: s.snapshot(), PID: os.Getpid(), Build: s.cfg.Build, Predecessor: s.before.Load()}
+	return Status{Status: s.snapshot(), PID: os.Getpid(), Build: s.cfg.Build, Telemetry: s.tel.Status(), Predecessor: s.before.Load()}
 }
 
 func (a *admin) close() error {

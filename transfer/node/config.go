@@ -9,6 +9,7 @@ import (
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/ring"
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
 // Config configures a daemon. NodeID, Socket and ClusterKey are needed; the rest has useful zero values.
@@ -23,12 +24,14 @@ type Config struct {
 	Transports []transfer.Transport      // in place of the built-in ones, for tests
 	RDMA       func() transfer.Transport // made where Transport is rdma; nil: this program has none
 	Lanes      int
-	Method     string // auto, direct or staged
-	Congestion string // of TCP lanes: "" the host's own but cubic on loopback, "host", or a name
-	RateLimit  int64  // bytes a second, 0: none
-	Checksum   string // of pieces sent: off, sampled (the default), always or 1/N
-	Admin      string // "127.0.0.1:0"; empty: no HTTP
-	Debug      bool   // pause points and rate over HTTP
+	Method     string          // auto, direct or staged
+	Congestion string          // of TCP lanes: "" the host's own but cubic on loopback, "host", or a name
+	RateLimit  int64           // bytes a second, 0: none
+	Telemetry  string          // auto, ebpf, kernel or off; empty: off
+	Posts      telemetry.Posts // of this program's RDMA; zero: it has none
+	Checksum   string          // of pieces sent: off, sampled (the default), always or 1/N
+	Admin      string          // "127.0.0.1:0"; empty: no HTTP
+	Debug      bool            // pause points and rate over HTTP
 	AllowUIDs  []uint32
 	Limits     transfer.Limits
 	Logger     *slog.Logger
@@ -76,6 +79,12 @@ func (c Config) withDefaults() (Config, error) {
 		c.Checksum = "sampled"
 	}
 	if _, err := transfer.ParseChecksum(c.Checksum); err != nil {
+		return c, fmt.Errorf("configure node daemon: %w", err)
+	}
+	if c.Telemetry == "" {
+		c.Telemetry = string(telemetry.Off)
+	}
+	if _, err := telemetry.ParseMode(c.Telemetry); err != nil {
 		return c, fmt.Errorf("configure node daemon: %w", err)
 	}
 	if c.Debug && c.Admin != "" {

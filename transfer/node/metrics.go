@@ -117,6 +117,9 @@ func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 		descPushes, descDoorbells, descSpins, descOverflow} {
 		ch <- d
 	}
+	for _, d := range wireDescs {
+		ch <- d
+	}
 	for _, t := range totals {
 		ch <- t.desc
 	}
@@ -152,6 +155,7 @@ func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descLeases, float64(n), k[0], k[1])
 	}
 	collectChannels(st.Channels, ch)
+	collectTelemetry(c.s.tel, ch)
 	count := func(d *prometheus.Desc, v uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
@@ -188,6 +192,7 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 		s.SpeedBps = max(s.SpeedBps, c.SpeedBps)
 		s.Methods = append(s.Methods, c.Methods...)
 		s.Redialled += c.Redialled
+		addWire(&s.Wire, &c.Wire)
 		s.RTTMicros = max(s.RTTMicros, c.RTTMicros)
 		sum[k] = s
 	}
@@ -206,6 +211,7 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
 		}
 		collectMethods(c.Methods, labels, ch)
+		collectWire(&c.Wire, labels, ch)
 	}
 }
 

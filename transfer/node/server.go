@@ -13,6 +13,7 @@ import (
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/wire"
+	"github.com/headrace/headrace/transfer/telemetry"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,6 +22,7 @@ type server struct {
 	cfg     Config
 	log     *slog.Logger
 	eng     *transfer.Engine
+	tel     *telemetry.Telemetry // nil: nothing is measured from outside
 	metrics *metrics
 	ctx     context.Context // ends when the daemon stops
 	broken  chan error      // capacity 1: a listener cannot go on
@@ -71,13 +73,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	m := newMetrics()
-	eng, err := newEngine(cfg, m, from.takeData())
+	eng, tel, err := newEngine(cfg, m, from.takeData())
 	if err != nil {
 		return errors.Join(err, sock.Close())
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &server{ctx: ctx, cfg: cfg, log: cfg.Logger, eng: eng, metrics: m, sock: sock, broken: make(chan error, 1), drained: make(chan struct{}),
+	s := &server{ctx: ctx, cfg: cfg, log: cfg.Logger, eng: eng, tel: tel, metrics: m, sock: sock, broken: make(chan error, 1), drained: make(chan struct{}),
 		engines: make(map[string]*conn), pending: make(chan struct{}, maxPending)}
 	if err := s.begin(from); err != nil {
 		cancel()
@@ -159,7 +161,7 @@ func (s *server) stop() error {
 		c.shutdown()
 	}
 	s.conns.Wait()
-	err := s.eng.Close()
+	err := errors.Join(s.eng.Close(), s.tel.Close())
 	s.hands.Wait()
 	if admin != nil {
 		err = errors.Join(err, admin.close())

@@ -1,16 +1,19 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/shm"
 	"github.com/headrace/headrace/transfer/tcp"
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
-// newEngine starts the data plane with the transports asked for.
-func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error) {
+// newEngine starts the data plane with the transports asked for, and what measures it from outside; nil: nothing does.
+func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, *telemetry.Telemetry, error) {
 	transports := cfg.Transports
 	if len(transports) == 0 {
 		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{Congestion: cfg.Congestion})} // the local copy where it applies
@@ -21,7 +24,7 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error)
 	}
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	tc := transfer.Config{
 		NodeID: cfg.NodeID, Epoch: cfg.Epoch, ClusterKey: cfg.ClusterKey, Listen: cfg.Listen, Advertise: cfg.Advertise,
@@ -32,9 +35,29 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, error)
 	if cfg.Debug {
 		tc.Pauses = transfer.NewPauses()
 	}
+	tel, err := newTelemetry(cfg, &tc)
+	if err != nil {
+		return nil, nil, err
+	}
 	eng, err := transfer.New(tc)
 	if err != nil {
-		return nil, fmt.Errorf("start data plane: %w", err)
+		return nil, nil, errors.Join(fmt.Errorf("start data plane: %w", err), tel.Close())
 	}
-	return eng, nil
+	tel.Listening(eng.Listener())
+	return eng, tel, nil
+}
+
+// newTelemetry starts measuring what the data plane will do.
+func newTelemetry(cfg Config, tc *transfer.Config) (*telemetry.Telemetry, error) {
+	if telemetry.Mode(cfg.Telemetry) == telemetry.Off {
+		return nil, nil
+	}
+	tel, err := telemetry.New(telemetry.Config{Mode: telemetry.Mode(cfg.Telemetry), Posts: cfg.Posts, Logger: cfg.Logger})
+	if err != nil {
+		return nil, fmt.Errorf("start telemetry: %w; --telemetry auto goes on without", err)
+	}
+	d := net.Dialer{Control: tel.Dialling}
+	tc.Observer = tel
+	tc.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+	return tel, nil
 }
