@@ -75,6 +75,10 @@ lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-sce
 	scripts/deps.sh lab
 	go run ./test/lab $(ARGS)
 
+.PHONY: gpu
+gpu: ## prove on this host's GPU what is only simulated elsewhere; fails where there is none
+	HEADRACE_GPU=1 go test -count=1 -v -run 'TestGPU|TestProbeCUDA' ./cgo/... $(ARGS)
+
 .PHONY: lint
 lint: ## run golangci-lint, or go vet where it cannot be had
 	scripts/lint.sh $(GOLANGCI_LINT_VERSION)

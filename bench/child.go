@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/headrace/headrace/rdma"
+	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node"
 )
 
@@ -23,6 +25,8 @@ type childConfig struct {
 	NodeID, Socket, Listen, Transport string
 	Key                               []byte
 	Lanes                             int
+	Devices                           []string      // of RDMA; empty: all
+	Spin                              time.Duration // of RDMA
 }
 
 // MaybeChild turns this process into one of the benchmark's daemons, if it was started as one, and never returns then.
@@ -54,6 +58,7 @@ func child(doc string) error {
 
 func (c childConfig) config(ready func(node.Ready)) node.Config {
 	return node.Config{NodeID: c.NodeID, Socket: c.Socket, Listen: c.Listen, Transport: c.Transport, ClusterKey: c.Key, Lanes: c.Lanes, OnReady: ready,
+		RDMA:   func() transfer.Transport { return rdma.New(rdma.Config{Devices: c.Devices, Spin: c.Spin}) },
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
 }
 

@@ -140,5 +140,9 @@ const (
 	iperf        = "iperf3"
 	iperf1M      = "iperf3 -l 1M"
 	mooncake     = "mooncake"
+	writeBW      = "ib_write_bw"
+	readBW       = "ib_read_bw"
+	writeLat     = "ib_write_lat"
+	oursSpinning = "headrace, spinning"
 	nixl         = "nixl"
 )

@@ -35,6 +35,14 @@ func (s *session) ready(ctx context.Context, r *rig, row *Row) error {
 	return err
 }
 
+// beside is what a transport is held against.
+func (s *session) beside(ctx context.Context, r *rig, t string, block int, bytes int64) []contestant {
+	if t == "rdma" {
+		return s.perf.contestants(block, bytes, r.channelLanes(ctx))
+	}
+	return s.lim.contestants(t, block, bytes)
+}
+
 // sizes measures the rate by block size.
 func (s *session) sizes(ctx context.Context, t string) error {
 	for _, block := range s.p.blocks {
@@ -42,10 +50,14 @@ func (s *session) sizes(ctx context.Context, t string) error {
 		if err := s.ready(ctx, s.rig, &row); err != nil {
 			return err
 		}
-		list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return s.rig.move(ctx, s.o.Bytes) }}}
-		list = append(list, s.lim.contestants(t, block, s.o.Bytes)...)
+		bytes, err := s.runBytes(ctx, s.rig)
+		if err != nil {
+			return err
+		}
+		list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return s.rig.move(ctx, bytes) }}}
+		list = append(list, s.beside(ctx, s.rig, t, block, bytes)...)
 		if t == "tcp" {
-			list = append(list, s.iperf.contestants(s.o.Bytes)...)
+			list = append(list, s.iperf.contestants(bytes)...)
 		}
 		for _, p := range s.peers {
 			if err := s.verifyPeer(p, block); err != nil {
@@ -95,6 +107,10 @@ func (s *session) latencies(ctx context.Context, t string, messages *rig) error 
 			}
 		}
 		list := []timer{{ours, paced(s.rig)}, {oursMessages, paced(messages)}}
+		if t == "rdma" && s.perf != nil {
+			s.contestant(t, writeLat, "perftest on "+portName(&s.ports[0])+", half of a round trip: no acknowledgement to the engine, and both ends poll memory without rest")
+			list = append(list, timer{writeLat, func() ([]float64, error) { return s.perf.latency(ctx, block, count) }})
+		}
 		for _, p := range s.peers {
 			list = append(list, timer{p.name, func() ([]float64, error) { return p.latency(block, count) }})
 		}
@@ -191,8 +207,12 @@ func (s *session) lanes(ctx context.Context, t string) error {
 				if err := s.ready(ctx, r, &row); err != nil {
 					return err
 				}
-				list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return r.move(ctx, s.o.Bytes) }}}
-				if err := s.race(ctx, r, row, append(list, s.lim.contestants(t, block, s.o.Bytes)...)); err != nil {
+				bytes, err := s.runBytes(ctx, r)
+				if err != nil {
+					return err
+				}
+				list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return r.move(ctx, bytes) }}}
+				if err := s.race(ctx, r, row, append(list, s.beside(ctx, r, t, block, bytes)...)); err != nil {
 					return err
 				}
 			}
@@ -227,7 +247,9 @@ func (s *session) engines(ctx context.Context, t string) error {
 				rounds = append(rounds, rates)
 				return m, err
 			}}}
-			list = append(list, s.lim.contestants(t, block, s.o.Bytes)[0])
+			if t != "rdma" { // where devices are measured by perftest, which has one pair of ends
+				list = append(list, s.lim.contestants(t, block, s.o.Bytes)[0])
+			}
 			row.Fairness = &Fairness{}
 			err := s.race(ctx, r, row, list)
 			row.Fairness.fill(rounds)

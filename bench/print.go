@@ -14,12 +14,14 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 	if asJSON {
 		return printJSON(w, r)
 	}
-	for _, t := range []string{"tcp", "shm"} {
+	r.printPosts(w)
+	for _, t := range []string{"tcp", "shm", "rdma"} {
 		r.printSizes(w, t)
 		r.printLatency(w, t)
 		r.printRows(w, partBatches, t, "requests one at a time over "+t, "blocks a request", func(row *Row) string { return fmt.Sprintf("%d x %s", row.BatchBlocks, size(row.BlockBytes)) })
 		r.printRows(w, partLanes, t, "lanes of a channel over "+t, "lanes, block", func(row *Row) string { return fmt.Sprintf("%d, %s", row.Lanes, size(row.BlockBytes)) })
 		r.printEngines(w, t)
+		r.printRDMA(w, t)
 	}
 	r.printVerdicts(w)
 	fmt.Fprintf(w, "medians of %d rounds in alternating order, ratios of neighbours, GB = 10^9 bytes; engines speak to daemons by %s\n", r.Rounds, r.Submission)
@@ -70,7 +72,13 @@ func size(n int) string {
 	return strconv.FormatFloat(float64(n)/kib, 'g', -1, 64) + " KiB"
 }
 
-func f2(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }
+// f2 gives two decimals, and of what is small three digits.
+func f2(v float64) string {
+	if v > 0 && v < 0.1 {
+		return strconv.FormatFloat(v, 'g', 3, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
+}
 
 // names lists the contestants of a set of rows in order of appearance.
 func names(rows []*Row) []string {

@@ -48,7 +48,7 @@ func race(ctx context.Context, rounds int, list []contestant, progress io.Writer
 		line := fmt.Sprintf("%s, round %d of %d:", what, round+1, rounds)
 		for _, c := range list {
 			runs[c.name] = append(runs[c.name], got[c.name])
-			line += fmt.Sprintf(" %s %.2f", c.name, got[c.name].GBps())
+			line += fmt.Sprintf(" %s %s", c.name, f2(got[c.name].GBps()))
 		}
 		fmt.Fprintln(progress, line, "GB/s")
 	}

@@ -27,6 +27,7 @@ type Report struct {
 	Contestants []Contestant `json:"contestants"`
 	Rows        []Row        `json:"rows"`
 	Latency     []LatencyRow `json:"latency"`
+	Posts       []PostRow    `json:"posts,omitempty"`
 	Verdicts    []Verdict    `json:"verdicts"`
 	NotMeasured []string     `json:"not_measured"` // what, why, and how to have it
 }
@@ -53,9 +54,10 @@ type Row struct {
 	Part         string    `json:"part"` // sizes, batches, lanes or engines
 	Transport    string    `json:"transport"`
 	BlockBytes   int       `json:"block_bytes"`
-	BatchBlocks  int       `json:"batch_blocks"` // a request, one request at a time; 0: as many as a lease holds, several leases at a time
-	Lanes        int       `json:"lanes"`        // of a channel; 0: the daemon's choice
-	Engines      int       `json:"engines"`      // pairs of engines at a time
+	BatchBlocks  int       `json:"batch_blocks"`    // a request, one request at a time; 0: as many as a lease holds, several leases at a time
+	Lanes        int       `json:"lanes"`           // of a channel; 0: the daemon's choice
+	Engines      int       `json:"engines"`         // pairs of engines at a time
+	Rails        int       `json:"rails,omitempty"` // of RDMA, in the part of that name
 	Verified     int64     `json:"verified_bytes"`
 	SetupMicros  float64   `json:"setup_us"`      // median of present and bind until P knows, a lease
 	ForeignCores float64   `json:"foreign_cores"` // used by others while ours ran, median
@@ -124,6 +126,18 @@ type LatencyRow struct {
 	Rounds     []LatencyRound `json:"rounds"`
 }
 
+// PostRow is what posting scattered blocks to a provider that does nothing takes: medians of the rounds.
+type PostRow struct {
+	Blocks   int     `json:"blocks"`
+	Ours     float64 `json:"ours_us"`
+	Loop     float64 `json:"c_loop_us"`  // plain C, one request a call
+	Chain    float64 `json:"c_chain_us"` // plain C, chains of 64
+	Ratio    float64 `json:"ratio"`      // ours to the faster of the two, median of the rounds
+	PerSec   float64 `json:"posts_per_s"`
+	RatioMin float64 `json:"ratio_min"`
+	RatioMax float64 `json:"ratio_max"`
+}
+
 // LatencyRound is one round of it.
 type LatencyRound struct {
 	P50 float64 `json:"p50_us"`
@@ -170,6 +184,16 @@ func (r *Report) latency(transport string, block int, name string) *LatencyRow {
 func (r *Row) other(name string) *Other {
 	for i := range r.Others {
 		if r.Others[i].Name == name {
+			return &r.Others[i]
+		}
+	}
+	return nil
+}
+
+// otherLike is the contestant whose name begins so.
+func (r *Row) otherLike(prefix string) *Other {
+	for i := range r.Others {
+		if strings.HasPrefix(r.Others[i].Name, prefix) {
 			return &r.Others[i]
 		}
 	}

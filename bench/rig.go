@@ -18,6 +18,7 @@ type rig struct {
 	daemons []*daemon
 	key     []byte
 	pairs   []*pair
+	whole   bool // the machine's CPU time is the rig's: a kernel does the work, as soft RoCE's
 }
 
 // rigOptions say what a rig is made of.
@@ -29,10 +30,12 @@ type rigOptions struct {
 	engines   int   // pairs
 	memory    int64 // of all pairs, on each side
 	messages  bool  // without the ring
+	devices   []string
+	spin      time.Duration
 }
 
 func newRig(ctx context.Context, o rigOptions) (r *rig, err error) {
-	r = &rig{key: make([]byte, 32)}
+	r = &rig{key: make([]byte, 32), whole: o.transport == "rdma"}
 	rand.Read(r.key)
 	dir, err := os.MkdirTemp(o.dir, "rig-")
 	if err != nil {
@@ -48,7 +51,7 @@ func newRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 		names = names[:1]
 	}
 	for _, n := range names {
-		c := childConfig{NodeID: n, Socket: filepath.Join(dir, n+".sock"), Transport: o.transport, Key: r.key, Lanes: o.lanes}
+		c := childConfig{NodeID: n, Socket: filepath.Join(dir, n+".sock"), Transport: o.transport, Key: r.key, Lanes: o.lanes, Devices: o.devices, Spin: o.spin}
 		if o.transport != "shm" {
 			c.Listen = "127.0.0.1:0"
 		}
@@ -230,6 +233,9 @@ func (r *rig) verify(ctx context.Context) (int64, error) {
 
 // cpu is what the daemons and this process, which is all engines, have used.
 func (r *rig) cpu() float64 {
+	if r.whole {
+		return busyCPU()
+	}
 	sum := ownCPU()
 	for _, d := range r.daemons {
 		sum += processCPU(d.PID)

@@ -9,26 +9,31 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/headrace/headrace/transfer"
 )
 
 // Options say what Transfer measures. The zero value is the whole run.
 type Options struct {
-	Transport string   // tcp, shm or all; "" is all
-	Parts     []string // of Parts; all when empty
-	Blocks    []int    // block sizes in bytes; the profile's when empty
-	Quick     bool     // fewer sizes, rounds and bytes: under a minute
-	Bytes     int64    // moved by each run; 1 GiB when 0, half of that when quick
-	Region    int64    // lent memory on each side; 512 MiB when 0
-	Lanes     int      // of a channel; 0 leaves it to the daemon
-	Rounds    int      // runs of each contestant; 7 when 0, 3 when quick
-	Peers     fs.FS    // drivers of other transfer engines, Drivers for ours; nil: none
-	Child     []string // command line of a process that calls MaybeChild; this binary when empty
-	GoLimits  bool     // use the loops in Go even where a C compiler is found
+	Transport string        // tcp, shm, rdma or all; "" is all
+	Parts     []string      // of Parts; all when empty
+	Blocks    []int         // block sizes in bytes; the profile's when empty
+	Quick     bool          // fewer sizes, rounds and bytes: under a minute
+	Bytes     int64         // moved by each run; 1 GiB when 0, half of that when quick
+	Region    int64         // lent memory on each side; 512 MiB when 0
+	Lanes     int           // of a channel; 0 leaves it to the daemon
+	Spin      time.Duration // how long daemons poll for RDMA completions before they park
+	Rounds    int           // runs of each contestant; 7 when 0, 3 when quick
+	Peers     fs.FS         // drivers of other transfer engines, Drivers for ours; nil: none
+	Child     []string      // command line of a process that calls MaybeChild; this binary when empty
+	GoLimits  bool          // use the loops in Go even where a C compiler is found
 	Progress  io.Writer
+
+	fixedBytes bool // Bytes was given
 }
 
 // Parts of a run.
-var Parts = []string{partSizes, partLatency, partBatches, partLanes, partEngines}
+var Parts = []string{partPosts, partSizes, partLatency, partBatches, partLanes, partEngines, partRails, partCompletions}
 
 const (
 	partSizes   = "sizes"
@@ -36,6 +41,10 @@ const (
 	partBatches = "batches"
 	partLanes   = "lanes"
 	partEngines = "engines"
+	// Those of RDMA alone.
+	partPosts       = "posts"
+	partRails       = "rails"
+	partCompletions = "completions"
 )
 
 // profile is what the parts measure beside the options.
@@ -69,6 +78,7 @@ func (o Options) withDefaults() (Options, profile, error) {
 		}
 	}
 	rounds := int64(o.Rounds)
+	o.fixedBytes = o.Bytes != 0
 	def(&o.Bytes, 1<<30, 512*mib)
 	def(&o.Region, 512*mib, 512*mib)
 	def(&rounds, 7, 3)
@@ -103,8 +113,8 @@ func (o Options) withDefaults() (Options, profile, error) {
 	if o.Transport == "" {
 		o.Transport = "all"
 	}
-	if !slices.Contains([]string{"all", "tcp", "shm"}, o.Transport) {
-		return o, p, fmt.Errorf("transport %q: choose tcp, shm or all", o.Transport)
+	if !slices.Contains([]string{"all", "tcp", "shm", "rdma"}, o.Transport) {
+		return o, p, fmt.Errorf("transport %q: choose tcp, shm, rdma or all", o.Transport)
 	}
 	return o, p, nil
 }
@@ -123,7 +133,9 @@ type session struct {
 	lim   *limits
 	iperf *iperfServer
 	peers []*peer // of the transport at hand
-	rig   *rig    // one pair, Options.Lanes lanes, of the transport at hand
+	ports []transfer.PortStatus
+	perf  *perftest
+	rig   *rig // one pair, Options.Lanes lanes, of the transport at hand
 	r     *Report
 }
 
@@ -158,7 +170,29 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 func (s *session) close() error { return errors.Join(s.iperf.close(), s.lim.close()) }
 
 func (s *session) all(ctx context.Context) error {
-	var err error
+	if s.o.Transport != "rdma" {
+		if err := s.startLimits(ctx); err != nil {
+			return err
+		}
+	}
+	for _, t := range []string{"tcp", "shm", "rdma"} {
+		if s.o.Transport != "all" && s.o.Transport != t {
+			continue
+		}
+		if t == "rdma" {
+			if there, err := s.findRDMA(); err != nil || !there {
+				return err
+			}
+		}
+		if err := s.transport(ctx, t); err != nil {
+			return fmt.Errorf("bench transfer over %s: %w", t, err)
+		}
+	}
+	return nil
+}
+
+// startLimits starts what TCP and the local copy are held against.
+func (s *session) startLimits(ctx context.Context) (err error) {
 	if s.lim, err = newLimits(ctx, s.dir, s.o.Region, s.o.GoLimits); err != nil {
 		return err
 	}
@@ -167,14 +201,6 @@ func (s *session) all(ctx context.Context) error {
 	}
 	if s.o.Peers == nil {
 		s.note("mooncake, nixl: not measured, run with --peers to have them installed and measured")
-	}
-	for _, t := range []string{"tcp", "shm"} {
-		if s.o.Transport != "all" && s.o.Transport != t {
-			continue
-		}
-		if err := s.transport(ctx, t); err != nil {
-			return fmt.Errorf("bench transfer over %s: %w", t, err)
-		}
 	}
 	return nil
 }
@@ -200,6 +226,12 @@ func (s *session) transport(ctx context.Context, t string) (err error) {
 			continue
 		}
 		measure := map[string]func(context.Context, string) error{partSizes: s.sizes, partLatency: s.latency, partBatches: s.batches, partLanes: s.lanes, partEngines: s.engines}[part]
+		if t == "rdma" && measure == nil {
+			measure = map[string]func(context.Context, string) error{partRails: s.rails, partCompletions: s.completions}[part]
+		}
+		if measure == nil { // a part of RDMA alone
+			continue
+		}
 		if err := measure(ctx, t); err != nil {
 			return fmt.Errorf("%s: %w", part, err)
 		}
@@ -208,7 +240,7 @@ func (s *session) transport(ctx context.Context, t string) (err error) {
 }
 
 func (s *session) newRig(ctx context.Context, t string, lanes, engines int) (*rig, error) {
-	return newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: lanes, engines: engines, memory: s.o.Region})
+	return newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: lanes, engines: engines, memory: s.o.Region, spin: s.o.Spin})
 }
 
 // contestant says once who a name is.

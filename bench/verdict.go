@@ -57,6 +57,11 @@ func (r *Report) judge() {
 		r.peerLatency("TCP, one 64 KiB block: p50 at most 2 of NIXL's", 2, func(l *LatencyRow) float64 { return l.P50 }),
 		r.peerLatency("TCP, one 64 KiB block: p99 at most NIXL's", 1, func(l *LatencyRow) float64 { return l.P99 }),
 		r.localLatency(),
+		r.writeBandwidth("RDMA, 64 KiB and above: at least 0.9 of ib_write_bw (least)", 0.9, 64*kib, math.MaxInt, false),
+		r.writeBandwidth("RDMA, 64 KiB and above: the same, with as many queue pairs as our lanes", 0.9, 64*kib, math.MaxInt, true),
+		r.writeBandwidth("RDMA, 16 KiB: at least 0.8 of ib_write_bw", 0.8, 16*kib, 16*kib, false),
+		r.writeBandwidth("RDMA, 16 KiB: the same, with as many queue pairs as our lanes", 0.8, 16*kib, 16*kib, true),
+		r.postCost(),
 	}
 }
 
@@ -168,4 +173,30 @@ func (r *Report) localLatency() Verdict {
 		return verdict(target, math.NaN(), false, "")
 	}
 	return verdict(target, us.P50, us.P50 < 20 && r.Submission == "ring", "by "+r.Submission)
+}
+
+// writeBandwidth gives the worst ratio over a range of block sizes, to ib_write_bw with one queue pair or with many.
+func (r *Report) writeBandwidth(target string, least float64, from, to int, many bool) Verdict {
+	worst, detail := math.NaN(), ""
+	for _, row := range r.rows(partSizes, "rdma") {
+		o := row.other(writeBW)
+		if many {
+			o = row.otherLike(writeBW + " -q ")
+		}
+		if o == nil || row.BlockBytes < from || row.BlockBytes > to || o.Ratio >= worst {
+			continue
+		}
+		worst, detail = o.Ratio, fmt.Sprintf("%.1f beside %.1f MB/s at %s, %.2f-%.2f", row.Ours.GBps*1e3, o.GBps*1e3, size(row.BlockBytes), o.RatioMin, o.RatioMax)
+	}
+	return verdict(target, worst, worst >= least, detail)
+}
+
+func (r *Report) postCost() Verdict {
+	const target = "posting 1,000 blocks to a provider that does nothing: at most 2 of a plain C loop"
+	for _, p := range r.Posts {
+		if p.Blocks == 1000 {
+			return verdict(target, p.Ratio, p.Ratio <= 2, fmt.Sprintf("%.1f beside %.1f us, %.2f-%.2f", p.Ours, min(p.Loop, p.Chain), p.RatioMin, p.RatioMax))
+		}
+	}
+	return verdict(target, math.NaN(), false, "")
 }

@@ -87,34 +87,3 @@ func TestCursor(t *testing.T) {
 	c = cursor{runs: []transfer.Run{{Src: 95, Len: 6}}, srcSize: 100}
 	c.next(buf)
 }
-
-func TestChooseGID(t *testing.T) {
-	gid := func(index int, kind cgo.GIDType, addr ...byte) cgo.GID {
-		g := cgo.GID{Index: uint32(index), Type: kind}
-		copy(g.Addr[:], addr)
-		return g
-	}
-	v4 := []byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}
-	local, routable := []byte{0xfe, 0x80, 15: 1}, []byte{0xfd, 15: 1}
-	for _, c := range []struct {
-		name  string
-		layer cgo.LinkLayer
-		index int
-		table []cgo.GID
-		want  int // -1: none
-	}{
-		{"IPv4 first", cgo.Ethernet, 0, []cgo.GID{gid(0, cgo.GIDRoCEv1, local...), gid(1, cgo.GIDRoCEv2, local...), gid(2, cgo.GIDRoCEv1, v4...), gid(3, cgo.GIDRoCEv2, v4...)}, 3},
-		{"routable before link-local", cgo.Ethernet, 0, []cgo.GID{gid(1, cgo.GIDRoCEv2, local...), gid(5, cgo.GIDRoCEv2, routable...)}, 5},
-		{"link-local if that is all", cgo.Ethernet, 0, []cgo.GID{gid(0, cgo.GIDRoCEv1, local...), gid(1, cgo.GIDRoCEv2, local...)}, 1},
-		{"v1 alone", cgo.Ethernet, 0, []cgo.GID{gid(0, cgo.GIDRoCEv1, v4...)}, -1},
-		{"the one asked for", cgo.Ethernet, 2, []cgo.GID{gid(2, cgo.GIDRoCEv1, v4...), gid(3, cgo.GIDRoCEv2, v4...)}, 2},
-		{"asked for in vain", cgo.Ethernet, 9, []cgo.GID{gid(3, cgo.GIDRoCEv2, v4...)}, -1},
-		{"InfiniBand", cgo.InfiniBand, 0, []cgo.GID{gid(0, cgo.GIDInfiniBand, local...), gid(1, cgo.GIDInfiniBand, local...)}, 0},
-		{"nothing", cgo.InfiniBand, 0, nil, -1},
-	} {
-		g, err := chooseGID(c.table, c.layer, c.index)
-		if (err == nil) != (c.want >= 0) || err == nil && int(g.Index) != c.want {
-			t.Errorf("%s: %+v, %v", c.name, g, err)
-		}
-	}
-}

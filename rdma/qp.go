@@ -21,7 +21,7 @@ const (
 func (x *lane) toInit() error {
 	return x.qp.Modify(&cgo.QPAttr{
 		Mask:  cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess,
-		State: cgo.QPInit, PKeyIndex: uint32(x.link.t.cfg.PKeyIndex), Port: uint32(x.rail.port), Access: remoteRight,
+		State: cgo.QPInit, PKeyIndex: x.rail.pkeyIndex, Port: uint32(x.rail.port), Access: remoteRight,
 	})
 }
 

@@ -3,7 +3,10 @@ package rdma
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,19 +15,57 @@ import (
 
 // Config has useful zero values.
 type Config struct {
-	Devices      []string      // names of those to use, as mlx5_0; empty: all with an active port
-	GIDIndex     int           // of RoCE ports' address tables, from 1; 0 chooses a RoCE v2 address, for IPv4 if there is one
+	Devices      []string      // those to use: mlx5_0, mlx5_0:2 for its second port, eth0 or 0000:3b:00.0; empty: all with an active port
+	GIDIndex     *int          // in the ports' tables of addresses; nil chooses, on Ethernet a RoCE v2 address, for IPv4 if there is one
 	PKeyIndex    int           // in the ports' tables of partition keys
+	PKey         uint16        // in place of PKeyIndex where it is not 0: a key that is looked for in the ports' tables
 	ServiceLevel int           // 0 to 15
 	TrafficClass int           // 0 to 255; DSCP is its upper six bits
 	Spin         time.Duration // how long to poll for completions before parking; 0 parks at once
+	Logger       *slog.Logger
+}
+
+// The ranges of settings.
+const (
+	serviceLevelMax = 15
+	trafficClassMax = 255
+	pkeyIndexMax    = 65535
+	gidIndexMax     = 65535
+	spinMax         = time.Second
+)
+
+// Validate says which setting cannot be meant.
+func (c *Config) Validate() error {
+	switch {
+	case c.GIDIndex != nil && (*c.GIDIndex < 0 || *c.GIDIndex > gidIndexMax):
+		return fmt.Errorf("GID index %d: use auto, or an index of the port's table (show_gids, or headrace doctor)", *c.GIDIndex)
+	case c.PKeyIndex < 0 || c.PKeyIndex > pkeyIndexMax:
+		return fmt.Errorf("P_Key index %d: use 0 to %d, an index of the port's table", c.PKeyIndex, pkeyIndexMax)
+	case c.PKey != 0 && c.PKeyIndex != 0:
+		return fmt.Errorf("both P_Key %#04x and P_Key index %d: use one of them", c.PKey, c.PKeyIndex)
+	case c.PKey == pkeyMember:
+		return fmt.Errorf("P_Key %#04x: it has a membership bit and no partition", c.PKey)
+	case c.ServiceLevel < 0 || c.ServiceLevel > serviceLevelMax:
+		return fmt.Errorf("service level %d: use 0 to %d", c.ServiceLevel, serviceLevelMax)
+	case c.TrafficClass < 0 || c.TrafficClass > trafficClassMax:
+		return fmt.Errorf("traffic class %d: use 0 to %d; DSCP d is traffic class 4*d", c.TrafficClass, trafficClassMax)
+	case c.Spin < 0 || c.Spin > spinMax:
+		return fmt.Errorf("spinning for %v: use 0 to %v", c.Spin, spinMax)
+	}
+	for _, d := range c.Devices {
+		if d == "" || strings.ContainsAny(d, "/ \t") {
+			return fmt.Errorf("device %q: use a name as mlx5_0, mlx5_0:2, eth0 or 0000:3b:00.0", d)
+		}
+	}
+	return nil
 }
 
 type transport struct {
 	cfg Config
 
 	mu       sync.Mutex
-	rails    []*rail // open devices' ports; nil until they are found
+	ports    []*port // all that were found
+	rails    []*rail // those that are used, open; nil until there are any
 	closed   bool
 	regions  map[*transfer.Region]*registration
 	regionMu sync.RWMutex // guards regions; a leaf
@@ -33,13 +74,19 @@ type transport struct {
 var (
 	_ transfer.Transport = (*transport)(nil)
 	_ transfer.Registrar = (*transport)(nil)
+	_ transfer.Porter    = (*transport)(nil)
 )
 
-// Default makes the transport over all devices there are.
-func Default() transfer.Transport { return New(Config{}) }
+// Maker gives what makes the transport with these settings, for whoever decides later whether it is wanted.
+func Maker(cfg Config) func() transfer.Transport {
+	return func() transfer.Transport { return New(cfg) }
+}
 
 // New makes the transport. Devices are opened when it is first probed.
 func New(cfg Config) transfer.Transport {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	return &transport{cfg: cfg, regions: make(map[*transfer.Region]*registration)}
 }
 
@@ -60,13 +107,31 @@ func (t *transport) open() ([]*rail, error) {
 		return nil, net.ErrClosed
 	}
 	if t.rails == nil {
-		rails, err := findRails(&t.cfg)
+		if err := t.cfg.Validate(); err != nil {
+			return nil, err
+		}
+		d, err := discover(&t.cfg, kernelTree)
+		t.ports = d.ports
 		if err != nil {
 			return nil, err
 		}
-		t.rails = rails
+		t.rails = d.rails
+		for _, p := range d.ports {
+			t.cfg.Logger.Info("RDMA port", "device", p.device, "port", p.number, "netdev", p.netdev, "used", p.used, "reason", p.reason)
+		}
 	}
 	return t.rails, nil
+}
+
+// Ports implements transfer.Porter.
+func (t *transport) Ports() []transfer.PortStatus {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []transfer.PortStatus
+	for _, p := range t.ports {
+		list = append(list, p.status(kernelTree))
+	}
+	return list
 }
 
 // Close closes the devices. Links and regions are gone by then.
@@ -81,9 +146,7 @@ func (t *transport) Close() error {
 		delete(t.regions, r)
 	}
 	t.regionMu.Unlock()
-	for _, r := range t.rails {
-		errs = append(errs, r.close())
-	}
+	errs = append(errs, closeAll(t.rails))
 	t.rails = nil
 	return errors.Join(errs...)
 }

@@ -51,9 +51,35 @@ type Totals struct {
 
 // TransportStatus says what this host can use, and why not.
 type TransportStatus struct {
-	Name   string `json:"name"`
-	Usable bool   `json:"usable"`
-	Reason string `json:"reason,omitempty"`
+	Name   string       `json:"name"`
+	Usable bool         `json:"usable"`
+	Reason string       `json:"reason,omitempty"`
+	Ports  []PortStatus `json:"ports,omitempty"` // of RDMA devices
+}
+
+// PortStatus is one port of an RDMA device.
+type PortStatus struct {
+	Device           string `json:"device"`
+	Port             int    `json:"port"`
+	Netdev           string `json:"netdev,omitempty"`
+	PCI              string `json:"pci,omitempty"`
+	NUMANode         int    `json:"numa_node"` // -1: the host does not say
+	LinkLayer        string `json:"link_layer,omitempty"`
+	State            string `json:"state,omitempty"`
+	RateMbps         uint64 `json:"rate_mbps,omitempty"`
+	MTU              uint32 `json:"mtu,omitempty"`
+	LID              uint32 `json:"lid,omitempty"`
+	GID              string `json:"gid,omitempty"`
+	GIDIndex         int    `json:"gid_index"`
+	GIDType          string `json:"gid_type,omitempty"`
+	PKey             string `json:"p_key,omitempty"`
+	PKeyIndex        int    `json:"p_key_index"`
+	PhysicalFunction string `json:"physical_function,omitempty"` // whose virtual function it is
+	VirtualFunction  int    `json:"virtual_function"`            // its number, -1: it is none
+	VFs              int    `json:"vfs"`                         // that it has
+	VFsMax           int    `json:"vfs_max"`                     // that it can have, 0: no SR-IOV
+	Used             bool   `json:"used"`
+	Reason           string `json:"reason"`
 }
 
 // ClientStatus is one attached engine.

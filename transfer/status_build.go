@@ -11,7 +11,7 @@ func (e *Engine) Status() Status {
 	t := &e.totals
 	s := Status{
 		NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, DataAddr: e.DataAddr(), Checksum: e.cfg.Checksum.String(), RateLimitBps: e.rate.get(), Tickets: e.book.len(), Draining: e.Draining(),
-		Transports: slices.Clone(e.refused), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
+		Transports: e.transportStatus(), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
 		Totals: Totals{
 			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),
 			LeasesPresented: t.presented.Load(), LeasesSettled: t.settled.Load(), LeasesRevoked: t.revoked.Load(), LeasesExpired: t.expired.Load(),
@@ -49,6 +49,19 @@ func (e *Engine) Status() Status {
 		return cmp.Or(cmp.Compare(a.PeerNode, b.PeerNode), a.Since.Compare(b.Since))
 	})
 	return s
+}
+
+// transportStatus adds what the transports have to say now.
+func (e *Engine) transportStatus() []TransportStatus {
+	list := slices.Clone(e.refused)
+	for _, t := range e.cfg.Transports {
+		p, ok := t.(Porter)
+		i := slices.IndexFunc(list, func(s TransportStatus) bool { return s.Name == t.Name() })
+		if ok && i >= 0 {
+			list[i].Ports = p.Ports()
+		}
+	}
+	return list
 }
 
 func (c *Client) status() (ClientStatus, []*lease) {

@@ -61,6 +61,12 @@ type Registrar interface {
 	Unregister(r *Region) error
 }
 
+// Porter is a transport over ports of devices, for status.
+type Porter interface {
+	// Ports lists every port that was found, with the reason why it is used or not.
+	Ports() []PortStatus
+}
+
 // RegionKeyMax bounds a region's key.
 const RegionKeyMax = 1024
 

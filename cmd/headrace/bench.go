@@ -51,18 +51,20 @@ func (a *app) benchTransfer() *cobra.Command {
   headrace bench transfer --quick                          # under a minute
   headrace bench transfer --peers --check                  # beside Mooncake and NIXL, installed once into the cache
   headrace bench transfer --transport tcp --json
+  headrace bench transfer --transport rdma                 # beside ib_write_bw and ib_read_bw
   headrace bench transfer --part sizes --block 65536,262144 --rounds 3`,
 		Args: noArgs,
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.Transport, "transport", "all", "tcp, shm or all")
-	fs.StringSliceVar(&o.Parts, "part", nil, "what to measure: sizes, latency, batches, lanes, engines (default all)")
+	fs.StringVar(&o.Transport, "transport", "all", "tcp, shm, rdma or all")
+	fs.StringSliceVar(&o.Parts, "part", nil, "what to measure: sizes, latency, batches, lanes, engines; of RDMA also posts, rails, completions (default all)")
 	fs.BoolVar(&o.Quick, "quick", false, "fewer sizes, rounds and bytes")
 	fs.IntSliceVar(&o.Blocks, "block", nil, "block sizes in bytes (default 4 KiB to 4 MiB)")
 	fs.Var(&size, "size", "bytes moved by a run, as 2GiB (default 1GiB)")
 	fs.Var(&region, "region", "lent memory on each side (default 512MiB)")
 	fs.IntVar(&o.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
 	fs.IntVar(&o.Rounds, "rounds", 0, "runs of each contestant, in alternating order (default 7, quick 3)")
+	fs.DurationVar(&o.Spin, "spin", 0, "how long daemons poll for RDMA completions before they park")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document")
 	fs.BoolVar(&check, "check", false, "fail when a target that was measured is missed")
 	fs.StringVar(&svg, "svg", "", "draw rates by block size into a `file`")

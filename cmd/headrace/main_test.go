@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -82,7 +83,7 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"worker --model x --listen fd:0":     "not a passed descriptor",
 		"router":                             "--etcd is needed",
 		"tinymodel":                          "--out is needed",
-		"bench transfer --transport pigeon":  "choose tcp, shm or all",
+		"bench transfer --transport pigeon":  "choose tcp, shm, rdma or all",
 		"bench transfer --part all":          "choose of",
 		"bench transfer --block 1000":        "multiple of 64",
 		"bench model --models gpt-2":         "choose of",
@@ -91,6 +92,12 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"node --log-format xml":              `log format "xml"`,
 		"up --transport pigeon --model x":    "use auto, tcp, shm or rdma",
 		"up --transport shm --nodes 2":       "shared memory joins",
+		"node --rdma-gid-index best":         "use auto, or an index",
+		"node --rdma-gid-index -1":           "GID index -1",
+		"node --rdma-pkey ffff":              "use a partition key as 0x8001",
+		"node --rdma-service-level 16":       "use 0 to 15",
+		"up --rdma-traffic-class 256":        "DSCP d is traffic class 4*d",
+		"up --rdma-devices mlx5_0,,":         `device ""`,
 		"up --listen nowhere --model x.gguf": "use HOST:PORT",
 	} {
 		status, out, errOut := call(t, strings.Fields(line)...)
@@ -151,5 +158,34 @@ func TestEditDistance(t *testing.T) {
 		if got := editDistance(row.a, row.b); got != row.want {
 			t.Errorf("%q to %q is %d, want %d", row.a, row.b, got, row.want)
 		}
+	}
+}
+
+// What is set for RDMA on up reaches the node daemons as it was set, index 0 too.
+func TestRDMASettingsAreHandedOn(t *testing.T) {
+	fs := pflag.NewFlagSet("up", pflag.ContinueOnError)
+	var up rdmaFlags
+	up.add(fs)
+	fs.String("transport", "auto", "")
+	line := []string{"--rdma-devices", "mlx5_0,mlx5_1:2", "--rdma-gid-index=0", "--rdma-pkey", "0x8001", "--rdma-spin", "20us", "--transport", "rdma"}
+	if err := fs.Parse(line); err != nil {
+		t.Fatal(err)
+	}
+	child := pflag.NewFlagSet("node", pflag.ContinueOnError)
+	var node rdmaFlags
+	node.add(child)
+	if err := child.Parse(rdmaArgs(fs)); err != nil {
+		t.Fatal(err)
+	}
+	want, err := up.config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := node.config()
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v, want %+v", got, err, want)
+	}
+	if got.GIDIndex == nil || *got.GIDIndex != 0 || got.PKey != 0x8001 || len(got.Devices) != 2 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -24,6 +24,7 @@ func (a *app) node() *cobra.Command {
 		keyFile string
 		rate    config.Size
 		uids    []uint
+		ports   rdmaFlags
 	)
 	cmd := &cobra.Command{
 		Use:     "node",
@@ -46,11 +47,17 @@ func (a *app) node() *cobra.Command {
 	fs.BoolVar(&cfg.Takeover, "takeover", false, "take the place of the daemon that serves --socket, whose workers come over and go on")
 	fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", time.Minute, "how long transfers may go on here once another daemon took over")
 	addTransport(fs, &cfg.Transport)
+	ports.add(fs)
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
 		}
+		settings, err := ports.config()
+		if err != nil {
+			return err
+		}
+		settings.Logger = cfg.Logger
 		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
 			return err
 		}
@@ -70,7 +77,7 @@ func (a *app) node() *cobra.Command {
 		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
 			var kept *registry.Announcement
-			cfg.RDMA = rdma.Default
+			cfg.RDMA = rdma.Maker(settings)
 			cfg.Posts = posts()
 			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
 			cfg.OnHandedOver = func() {

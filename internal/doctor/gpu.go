@@ -65,7 +65,7 @@ func (h *host) checkDMABuf(d *device) Check {
 	case d.lib.dmabuf == nil:
 		return yes(name, "the device registers memory of other devices")
 	case d.soft:
-		return yes(name, "not with soft RoCE: host memory only")
+		return lacking(name, "soft RoCE registers host memory only", "GPU memory takes a card", "")
 	}
 	return lacking(name, "the device does not register memory of other devices: "+errno(d.lib.dmabuf), "GPU memory needs Linux 5.12 or newer and a driver that takes dma-bufs, or nvidia-peermem", "")
 }

@@ -76,8 +76,42 @@ type NodeStatus struct {
 		Node   string `json:"node"`
 		Reason string `json:"reason"`
 	} `json:"peers_unusable,omitempty"`
-	Channels  []Channel `json:"channels"`
-	Telemetry Telemetry `json:"telemetry"`
+	Channels   []Channel   `json:"channels"`
+	Transports []Transport `json:"transports"`
+	Telemetry  Telemetry   `json:"telemetry"`
+}
+
+// Transport is a way to move bytes that a node daemon has, or has not.
+type Transport struct {
+	Name   string `json:"name"`
+	Usable bool   `json:"usable"`
+	Reason string `json:"reason,omitempty"`
+	Ports  []Port `json:"ports,omitempty"`
+}
+
+// Port is a port of an RDMA device of a node daemon's host.
+type Port struct {
+	Device           string `json:"device"`
+	Port             int    `json:"port"`
+	Netdev           string `json:"netdev,omitempty"`
+	PCI              string `json:"pci,omitempty"`
+	NUMANode         int    `json:"numa_node"`
+	LinkLayer        string `json:"link_layer,omitempty"`
+	State            string `json:"state,omitempty"`
+	RateMbps         uint64 `json:"rate_mbps,omitempty"`
+	MTU              uint32 `json:"mtu,omitempty"`
+	LID              uint32 `json:"lid,omitempty"`
+	GID              string `json:"gid,omitempty"`
+	GIDIndex         int    `json:"gid_index"`
+	GIDType          string `json:"gid_type,omitempty"`
+	PKey             string `json:"p_key,omitempty"`
+	PKeyIndex        int    `json:"p_key_index"`
+	PhysicalFunction string `json:"physical_function,omitempty"`
+	VirtualFunction  int    `json:"virtual_function"`
+	VFs              int    `json:"vfs"`
+	VFsMax           int    `json:"vfs_max"`
+	Used             bool   `json:"used"`
+	Reason           string `json:"reason"`
 }
 
 // Lease is a living lease.
@@ -233,6 +267,7 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 	r.printWorkers(t)
 	r.printNodes(t)
 	r.printChannels(t)
+	r.printPorts(t)
 	r.printWire(t)
 	r.printLeases(t)
 	return t.Flush()
@@ -359,6 +394,71 @@ func (c *Channel) method() string {
 		}
 	}
 	return b.String()
+}
+
+// printPorts is for hosts with RDMA devices only.
+func (r *Report) printPorts(t io.Writer) {
+	first := true
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			continue
+		}
+		for _, x := range n.Status.Transports {
+			for _, p := range x.Ports {
+				if first {
+					fmt.Fprintf(t, "\nRDMA PORT OF\tDEVICE\tNETDEV\tPCI\tNUMA\tFUNCTION\tSTATE\tRATE\tMTU\tADDRESS\tUSED\tWHY\n")
+					first = false
+				}
+				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, p.Device, p.Port, orDash(p.Netdev), orDash(p.PCI), numberOrDash(p.NUMANode, p.NUMANode >= 0),
+					p.function(), orDash(p.State), p.rate(), numberOrDash(int(p.MTU), p.MTU > 0), p.address(), yes(p.Used), orDash(p.Reason))
+			}
+		}
+	}
+}
+
+func (p *Port) function() string {
+	switch {
+	case p.PhysicalFunction != "":
+		return fmt.Sprintf("VF %d of %s", p.VirtualFunction, p.PhysicalFunction)
+	case p.VFsMax > 0:
+		return fmt.Sprintf("PF, %d/%d VFs", p.VFs, p.VFsMax)
+	}
+	return "-"
+}
+
+func (p *Port) rate() string {
+	if p.RateMbps == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%g Gb/s", float64(p.RateMbps)/1e3)
+}
+
+func (p *Port) address() string {
+	if p.GID == "" {
+		return "-"
+	}
+	return fmt.Sprintf("%s (%s, index %d)", p.GID, p.GIDType, p.GIDIndex)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func numberOrDash(n int, known bool) string {
+	if !known {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
 }
 
 func (r *Report) printLeases(t io.Writer) {

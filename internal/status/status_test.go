@@ -32,7 +32,11 @@ func view(t *testing.T) *registry.View {
 			"leases":[{"side":"target","state":"bound","engine":"e","peer_node":"node-1","tokens":9,"pieces_wanted":4,"pieces_done":1}],
 			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"speed_bytes_per_s":2147483648,"backlog_bytes":2048,"rtt_us":41.6,
 			"pieces_altered":1,"methods":[{"direction":"send","run_bytes":256,"mode":"staged"},{"direction":"send","run_bytes":65536,"mode":"direct"},
-			{"direction":"receive","run_bytes":256,"mode":"staged"}]}]}`)}},
+			{"direction":"receive","run_bytes":256,"mode":"staged"}]}],
+			"transports":[{"name":"tcp","usable":true},{"name":"rdma","usable":true,"ports":[
+			{"device":"mlx5_0","port":1,"netdev":"eth0","pci":"0000:3b:00.0","numa_node":1,"state":"active","rate_mbps":200000,"mtu":4096,"gid":"10.0.0.1","gid_index":3,
+			"gid_type":"RoCE v2","virtual_function":-1,"vfs":1,"vfs_max":8,"used":true,"reason":"IPv4 address 10.0.0.1"},
+			{"device":"mlx5_1","port":1,"numa_node":-1,"physical_function":"0000:3b:00.0","virtual_function":0,"used":false,"reason":"it is down"}]}]}`)}},
 		Workers: []registry.Worker{
 			{ID: "decode-0", Role: "decode", Model: "m", Addr: serve(t, `{"running":1,"waiting":2,"blocks_total":10,"blocks_free":7,"blocks_leased":3}`)},
 			{ID: "dead-0", Addr: "127.0.0.1:1"},
@@ -53,6 +57,8 @@ func TestGatherAndPrint(t *testing.T) {
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2", "connection refused", "read /status: invalid",
 		"node-0 h 1 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
 			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host", "node-0 e target node-1 bound 9 1/4",
+		"node-0 mlx5_0:1 eth0 0000:3b:00.0 1 PF, 1/8 VFs active 200 Gb/s 4096 10.0.0.1 (RoCE v2, index 3) yes IPv4 address 10.0.0.1",
+		"node-0 mlx5_1:1 - - - VF 0 of 0000:3b:00.0 - - - - no it is down",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, out.String())

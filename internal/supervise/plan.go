@@ -38,6 +38,7 @@ type Options struct {
 	DataDir   string
 	Etcd      []string // external; empty for the embedded one
 	Transport string
+	NodeArgs  []string         // more flags for the node daemons
 	Threads   int              // of each worker; 0 shares the machine's cores between them
 	KVMemory  config.Size      // of each worker; 0 for the worker's own choice
 	Shapes    map[string]Shape // of workers' caches, by role
@@ -110,8 +111,8 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 	var parts []part
 	for i := range o.Nodes {
 		name := fmt.Sprintf("node-%d", i)
-		parts = append(parts, make("node", name, 3*time.Second, "--socket", d.Socket(name), "--listen", "127.0.0.1:0",
-			"--admin", "127.0.0.1:0", "--transport", o.Transport, "--cluster-key-file", d.Key()))
+		args := []string{"--socket", d.Socket(name), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--transport", o.Transport, "--cluster-key-file", d.Key()}
+		parts = append(parts, make("node", name, 3*time.Second, append(args, o.NodeArgs...)...))
 	}
 	threads := o.Threads
 	if threads == 0 {

@@ -33,6 +33,7 @@ type options struct {
 	accel    string
 	keep     bool
 	timeout  time.Duration
+	args     string
 }
 
 func main() {
@@ -50,6 +51,7 @@ func main() {
 	flag.StringVar(&o.accel, "accel", "tcg,thread=multi", "QEMU accelerator; kvm where it works")
 	flag.BoolVar(&o.keep, "keep", false, "keep the machines' files and say where they are")
 	flag.DurationVar(&o.timeout, "timeout", 0, "give a scenario up after; its own limit by default")
+	flag.StringVar(&o.args, "args", "", "more arguments for the commands of the scenarios")
 	flag.Parse()
 	o.packages = flag.Args()
 	if *list {

@@ -157,7 +157,7 @@ func (s *scenario) script(o *options, loaded []string, limit time.Duration) scri
 			if st.on != 0 && st.on != vm {
 				continue
 			}
-			c := script.Command{Args: st.command, Dir: "/tmp", Env: slices.Concat(env, st.env)}
+			c := script.Command{Args: slices.Concat(st.command, strings.Fields(o.args)), Dir: "/tmp", Env: slices.Concat(env, st.env)}
 			if st.test != "" {
 				c.Dir, c.Args = workDir(st.test), o.testArgs(&st, limit)
 			}

@@ -4,7 +4,8 @@ package main
 var scenarios = []*scenario{
 	{
 		name: "verbs", about: "the shim over libibverbs, and what it counts",
-		steps: []step{{test: "./cgo"}},
+		steps:  []step{{test: "./cgo"}},
+		absent: "CUDA|GPU", // no GPU is emulated, and no C compiler there builds the stand-in for its driver
 	},
 	{
 		name: "rdma", about: "a channel over soft RoCE: conformance, canaries, forced fences",
@@ -17,5 +18,15 @@ var scenarios = []*scenario{
 			{test: "./transfer/shm", run: "Conformance"},
 			{test: "./transfer/tcp", run: "Conformance"},
 		},
+	},
+	{
+		name: "doctor", about: "broken hosts, and what `headrace doctor` says and does about them",
+		programs: []string{"busybox", "setcap"}, headrace: true,
+		steps: []step{{test: "./test/broken"}},
+	},
+	{
+		name: "bench", about: "rates beside perftest, what a post costs (-args \"--rounds 7 --block 16384,65536,1048576\")", rails: 2,
+		programs: []string{"ib_write_bw", "ib_read_bw", "ib_write_lat"}, headrace: true,
+		steps: []step{{command: []string{"/bin/headrace", "bench", "transfer", "--transport", "rdma", "--region", "16MiB", "--quick", "--part", "posts,sizes,latency,rails,completions"}}},
 	},
 }

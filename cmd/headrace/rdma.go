@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/headrace/headrace/internal/config"
+	"github.com/headrace/headrace/rdma"
+)
+
+// rdmaFlags are the settings of the RDMA transport, the same on node and up.
+type rdmaFlags struct {
+	cfg      rdma.Config
+	gidIndex string
+	pkey     string
+}
+
+const rdmaPrefix = "rdma-"
+
+func (r *rdmaFlags) add(fs *pflag.FlagSet) {
+	c := &r.cfg
+	fs.StringSliceVar(&c.Devices, "rdma-devices", nil, "RDMA `ports` to use: mlx5_0, mlx5_0:2 for its second port, eth0 or 0000:3b:00.0 (default: all that are active, less those slower by far)")
+	fs.StringVar(&r.gidIndex, "rdma-gid-index", "auto", "which of a port's addresses to use: auto (on Ethernet RoCE v2, IPv4 first) or an `index` of its GID table")
+	fs.IntVar(&c.PKeyIndex, "rdma-pkey-index", 0, "`index` of the partition key in the ports' tables")
+	fs.StringVar(&r.pkey, "rdma-pkey", "", "partition key by its `value`, as 0x8001, in place of its index: looked for in each port's table")
+	fs.IntVar(&c.ServiceLevel, "rdma-service-level", 0, "service level of RDMA packets, 0 to 15; on Ethernet the VLAN priority")
+	fs.IntVar(&c.TrafficClass, "rdma-traffic-class", 0, "traffic class of RDMA packets, 0 to 255: four times their DSCP")
+	fs.DurationVar(&c.Spin, "rdma-spin", 0, "how `long` to look for RDMA completions before sleeping; it takes a processor and saves a wake-up")
+}
+
+// config gives the settings, checked.
+func (r *rdmaFlags) config() (rdma.Config, error) {
+	c := r.cfg
+	if r.gidIndex != "auto" && r.gidIndex != "" {
+		n, err := strconv.Atoi(r.gidIndex)
+		if err != nil {
+			return c, config.Misused(fmt.Errorf("--rdma-gid-index %q: use auto, or an index of the port's GID table", r.gidIndex))
+		}
+		c.GIDIndex = &n
+	}
+	if r.pkey != "" {
+		n, err := strconv.ParseUint(r.pkey, 0, 16)
+		if err != nil || n == 0 {
+			return c, config.Misused(fmt.Errorf("--rdma-pkey %q: use a partition key as 0x8001", r.pkey))
+		}
+		c.PKey = uint16(n)
+	}
+	if err := c.Validate(); err != nil {
+		return c, config.Misused(fmt.Errorf("--rdma settings: %w", err))
+	}
+	return c, nil
+}
+
+// rdmaArgs are the flags of the kind that were set, for a child to be started with.
+func rdmaArgs(fs *pflag.FlagSet) (args []string) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !f.Changed || !strings.HasPrefix(f.Name, rdmaPrefix) {
+			return
+		}
+		value := f.Value.String()
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		args = append(args, "--"+f.Name+"="+value)
+	})
+	return args
+}
