@@ -220,7 +220,7 @@ func cPoll(c object, out []WC) int {
 }
 
 func cEntries() Entries {
-	return Entries{PostSend: uintptr(C.hr_post_send), Polled: uintptr(C.hr_polled)}
+	return Entries{Post: uintptr(C.hr_post_sampled), Poll: uintptr(C.hr_poll_sampled)}
 }
 
 func cArm(c object) errno { return errno(C.hr_arm(unsafe.Pointer(c))) }

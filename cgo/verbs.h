@@ -150,7 +150,8 @@ uint64_t hr_post_send(struct hr_qp *qp, const struct hr_wr *wrs, uint32_t n);
 uint64_t hr_post_recv(struct hr_qp *qp, const struct hr_recv *wrs, uint32_t n);
 uint64_t hr_post_bind(struct hr_qp *qp, void *mw, void *mr, uint32_t rkey, uint64_t addr, uint64_t len, uint32_t access, uint64_t id);
 int hr_poll(void *cq, struct hr_wc *out, uint32_t n);
-void hr_polled(void *cq, const struct hr_wc *wc, uint32_t n); /* see Entries */
+void hr_post_sampled(struct hr_qp *q, const struct hr_wr *w); /* see Entries */
+void hr_poll_sampled(void *cq, const struct hr_wc *w);
 int hr_arm(void *cq);
 
 /*

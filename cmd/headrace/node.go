@@ -94,7 +94,7 @@ func (a *app) node() *cobra.Command {
 // posts are where RDMA work passes in this program.
 func posts() telemetry.Posts {
 	e := rdma.EntryPoints()
-	return telemetry.Posts{Send: e.PostSend, Completed: e.Polled}
+	return telemetry.Posts{Post: e.Post, Poll: e.Poll}
 }
 
 // listedWait bounds how long a successor's predecessor waits for it to be in the registry: etcd may be away.

@@ -27,17 +27,17 @@ type posts struct {
 }
 
 func newPosts(at Posts) (_ *posts, err error) {
-	if at.Send == 0 || at.Completed == 0 {
+	if at.Post == 0 || at.Poll == 0 {
 		return nil, fmt.Errorf("%w: this program posts nothing", errNothing)
 	}
 	p := &posts{lanes: make(map[uint32]int)}
 	if err := loadPostsObjects(&p.objs, nil); err != nil {
 		return nil, fmt.Errorf("load programs: %w", err)
 	}
-	if err := p.attach(at.Send, p.objs.PostSend); err != nil {
+	if err := p.attach(at.Post, p.objs.PostSampled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	if err := p.attach(at.Completed, p.objs.Polled); err != nil {
+	if err := p.attach(at.Poll, p.objs.PollSampled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -157,5 +157,5 @@ func probePosts() error {
 	if err := loadPostsObjects(&p.objs, nil); err != nil {
 		return fmt.Errorf("load programs: %w", err)
 	}
-	return errors.Join(p.attach(probedAddr(), p.objs.Polled), p.Close())
+	return errors.Join(p.attach(probedAddr(), p.objs.PollSampled), p.Close())
 }

@@ -32,10 +32,10 @@ type postsTimes struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	postsMapPosted    = "posted"
-	postsMapQueues    = "queues"
-	postsProgPolled   = "polled"
-	postsProgPostSend = "post_send"
+	postsMapPosted       = "posted"
+	postsMapQueues       = "queues"
+	postsProgPollSampled = "poll_sampled"
+	postsProgPostSampled = "post_sampled"
 )
 
 // loadPosts returns the embedded CollectionSpec for posts.
@@ -80,8 +80,8 @@ type postsSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type postsProgramSpecs struct {
-	Polled   *ebpf.ProgramSpec `ebpf:"polled"`
-	PostSend *ebpf.ProgramSpec `ebpf:"post_send"`
+	PollSampled *ebpf.ProgramSpec `ebpf:"poll_sampled"`
+	PostSampled *ebpf.ProgramSpec `ebpf:"post_sampled"`
 }
 
 // postsMapSpecs contains maps before they are loaded into the kernel.
@@ -139,14 +139,14 @@ type postsVariables struct {
 //
 // It can be passed to loadPostsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type postsPrograms struct {
-	Polled   *ebpf.Program `ebpf:"polled"`
-	PostSend *ebpf.Program `ebpf:"post_send"`
+	PollSampled *ebpf.Program `ebpf:"poll_sampled"`
+	PostSampled *ebpf.Program `ebpf:"post_sampled"`
 }
 
 func (p *postsPrograms) Close() error {
 	return _PostsClose(
-		p.Polled,
-		p.PostSend,
+		p.PollSampled,
+		p.PostSampled,
 	)
 }
 

@@ -50,15 +50,15 @@ const (
 type Config struct {
 	Mode   Mode
 	Cgroup string // whose sockets are counted; this process's own where empty
-	// Posts are the addresses, in this process, of the functions through which work is posted and found completed; without
-	// them times from posting to completion are not measured.
+	// Posts are the addresses, in this process, of the functions through which sampled work is posted and found completed;
+	// without them times from posting to completion are not measured.
 	Posts  Posts
 	Logger *slog.Logger
 	sysfs  fs.FS // of tests
 }
 
 // Posts are addresses of functions of this program.
-type Posts struct{ Send, Completed uintptr }
+type Posts struct{ Post, Poll uintptr }
 
 // Telemetry measures the channels of one engine.
 type Telemetry struct {
