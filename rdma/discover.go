@@ -49,7 +49,7 @@ type asker interface {
 // discovery is what was found on this host.
 type discovery struct {
 	ports []*port // all
-	rails []*rail // those that are used
+	rails []*rail // those that are used, or may be later
 }
 
 // discover looks at every port of every device, and opens those that can be used. Where none can be, it says why beside what
@@ -60,7 +60,7 @@ func discover(cfg *Config, sys sysfs) (*discovery, error) {
 		return &discovery{}, fmt.Errorf("%w; %s", err, v.Remedy())
 	}
 	d := &discovery{}
-	opened := make(map[*port]*rail)
+	opened, used := make(map[*port]*rail), false
 	for _, name := range v.Devices {
 		for number, ports := 1, 1; number <= ports; number++ {
 			r := &rail{name: name, port: number}
@@ -78,19 +78,21 @@ func discover(cfg *Config, sys sysfs) (*discovery, error) {
 		if r == nil {
 			continue
 		}
-		if p.used {
+		if p.used || p.waits {
 			if err := r.prepare(); err != nil {
 				p.unfit(err)
 			}
 		}
-		if !p.used {
+		if !p.used && !p.waits {
 			errs = append(errs, r.close())
 			continue
 		}
+		used = used || p.used
+		r.look(cfg)
 		r.index = len(d.rails)
 		d.rails = append(d.rails, r)
 	}
-	if len(d.rails) == 0 {
+	if !used {
 		errs = append(errs, d.why())
 	}
 	err := errors.Join(errs...)
@@ -158,7 +160,7 @@ func (r *rail) open(cfg *Config, sys sysfs) (_ *port, ports int) {
 	if n := sys.netdev(p.gid.IfIndex); n != "" {
 		p.netdev = n // that of the chosen address, as of a VLAN
 	}
-	r.found, r.state, r.gid, r.pkeyIndex, r.netdev, r.numa = p, p.state, p.gid, uint32(p.pkey.index), p.netdev, p.at.numa
+	r.found, r.netdev, r.numa = p, p.netdev, p.at.numa
 	return p, int(r.attr.Ports)
 }
 
@@ -168,7 +170,7 @@ func (r *rail) prepare() (err error) {
 	return err
 }
 
-func (p *port) unfit(err error) { p.used, p.reason = false, err.Error() }
+func (p *port) unfit(err error) { p.used, p.waits, p.reason = false, false, err.Error() }
 
 // ask finds out whether the port can be used, and with which address and P_Key.
 func (p *port) ask(dev asker, cfg *Config) {
@@ -336,9 +338,11 @@ func choose(ports []*port, cfg *Config) {
 			p.reason = fmt.Sprintf("its %s are slower by far than the %s of %s: name both with --rdma-devices to have it used", gbps(p.rate), gbps(fastest.rate), fastest.name())
 			continue
 		}
-		p.reason = fmt.Sprintf("%s address %s", p.choice, address(p.gid.Addr))
+		p.reason = p.chosen()
 	}
 }
+
+func (p *port) chosen() string { return fmt.Sprintf("%s address %s", p.choice, address(p.gid.Addr)) }
 
 func gbps(mbps uint64) string { return fmt.Sprintf("%g Gb/s", float64(mbps)/1e3) }
 
@@ -357,7 +361,7 @@ func (p *port) status(sys sysfs) transfer.PortStatus {
 	}
 	if now := sys.portState(p.device, p.number); now != "" {
 		s.State = strings.ToLower(now)
-		if !p.used && p.state.State != 0 && p.state.State != cgo.PortActive && s.State == cgo.PortActive.String() {
+		if !p.used && !p.waits && p.state.State != 0 && p.state.State != cgo.PortActive && s.State == cgo.PortActive.String() {
 			s.Reason = "it came up after this daemon's start: headrace upgrade takes it in"
 		}
 	}

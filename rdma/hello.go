@@ -12,7 +12,7 @@ import (
 //
 //	offset size field
 //	     0    4 magic "HRQ1"
-//	     4    2 version, 1
+//	     4    2 version, 2
 //	     6    2 rail: index of the sender's port among its rails, which region keys are ordered by
 //	     8    4 queue pair number, 24 bits
 //	    12    4 first packet sequence number, 24 bits
@@ -24,7 +24,11 @@ import (
 //	    36    4 reserved, 0
 //	    40    8 address of the slots
 //	    48   16 GID
-//	    64
+//	    64    4 from the dialling end: the index of the receiver's port that the lane is for; back: 0
+//	    68    4 reserved, 0
+//	    72
+//
+// The accepting end makes its queue pair when it has read the other's hello, on the port asked for.
 type hello struct {
 	rail           uint16
 	qpn, psn, mtu  uint32
@@ -33,11 +37,12 @@ type hello struct {
 	slots, slotKey uint32
 	slotAddr       uint64
 	gid            [16]byte
+	want           uint32
 }
 
 const (
-	helloSize    = 64
-	helloVersion = 1
+	helloSize    = 72
+	helloVersion = 2
 	slotsMin     = 4
 	slotsMax     = 1024
 	railsMax     = 64
@@ -54,6 +59,7 @@ func (h *hello) encode() []byte {
 	}
 	le.PutUint64(b[40:], h.slotAddr)
 	copy(b[48:], h.gid[:])
+	le.PutUint32(b[64:], h.want)
 	return b
 }
 
@@ -70,7 +76,9 @@ func parseHello(b []byte) (h hello, err error) {
 	h.layer, h.slots, h.slotKey = cgo.LinkLayer(le.Uint32(b[24:])), le.Uint32(b[28:]), le.Uint32(b[32:])
 	h.slotAddr = le.Uint64(b[40:])
 	copy(h.gid[:], b[48:])
+	h.want = le.Uint32(b[64:])
 	switch {
+	case h.want >= railsMax, le.Uint32(b[68:]) != 0:
 	case h.rail >= railsMax, h.qpn>>24 != 0, h.psn>>24 != 0, h.lid>>16 != 0, le.Uint32(b[36:]) != 0:
 	case h.mtu < 256 || h.mtu > 4096 || h.mtu&(h.mtu-1) != 0:
 	case h.layer != cgo.InfiniBand && h.layer != cgo.Ethernet:

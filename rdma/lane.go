@@ -53,6 +53,7 @@ type lane struct {
 	link  *link
 	index int
 	rail  *rail
+	at    standing // the rail's when the lane was made
 	conn  net.Conn
 	peer  hello
 	psn   uint32
@@ -105,22 +106,28 @@ type pending struct {
 
 var errDown = errors.New("lane is down")
 
-// newLane makes a lane of a stream, and joins it with the other end's. It takes conn over, also when it fails.
-func newLane(l *link, index int, conn net.Conn, rails []*rail, deadline time.Time) (_ *lane, err error) {
+// newLane makes a lane of a stream, and joins it with the other end's. The dialling end says which rails are to be used,
+// by pair; the accepting end is told. It takes conn over, also when it fails.
+func newLane(l *link, index int, conn net.Conn, p *pair, deadline time.Time) (_ *lane, err error) {
 	x := &lane{
-		link: l, index: index, rail: rails[index%len(rails)], conn: conn, psn: randomPSN(),
+		link: l, index: index, conn: conn, psn: randomPSN(),
 		credits: make(chan struct{}, slotCount), room: make(chan struct{}, 1), down: make(chan struct{}),
 		drained: make(chan struct{}), peerDone: make(chan struct{}), done: make(chan struct{}),
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("set up lane %d on %s: %w", index, x.rail.name, err), x.free())
+			err = errors.Join(fmt.Errorf("set up lane %d: %w", index, err), x.free())
 		}
 	}()
-	if err := x.make(); err != nil {
+	if err := x.conn.SetDeadline(deadline); err != nil {
 		return nil, err
 	}
-	if err := x.conn.SetDeadline(deadline); err != nil {
+	if p != nil {
+		err = x.call(p)
+	} else {
+		err = x.answer()
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := x.meet(); err != nil {
@@ -130,7 +137,104 @@ func newLane(l *link, index int, conn net.Conn, rails []*rail, deadline time.Tim
 	for range slotCount {
 		x.credits <- struct{}{}
 	}
+	if err := x.prove(deadline); err != nil {
+		return nil, fmt.Errorf("no packet gets through from %s to %s of the other end: %w", x.rail.found.name(), x.peerRail(), err)
+	}
 	return x, x.conn.SetDeadline(time.Time{})
+}
+
+// call is the dialling end's part: it makes its queue pair on its rail of the pair, and learns of the other end's.
+func (x *lane) call(p *pair) error {
+	if err := x.makeOn(x.link.local[p.dial]); err != nil {
+		return err
+	}
+	h := x.hello()
+	h.want = uint32(p.accept)
+	if _, err := x.conn.Write(h.encode()); err != nil {
+		return fmt.Errorf("send hello: %w", err)
+	}
+	if err := x.readHello(); err != nil {
+		return err
+	}
+	if int(x.peer.rail) != p.accept {
+		return fmt.Errorf("%w: the other end took its rail %d, asked for %d", transfer.ErrProtocol, x.peer.rail, p.accept)
+	}
+	return nil
+}
+
+// answer is the accepting end's part: it is told which of its rails the lane is for.
+func (x *lane) answer() error {
+	if err := x.readHello(); err != nil {
+		return err
+	}
+	if int(x.peer.want) >= len(x.link.local) {
+		return fmt.Errorf("%w: the other end asks for rail %d, there are %d", transfer.ErrProtocol, x.peer.want, len(x.link.local))
+	}
+	if err := x.makeOn(x.link.local[x.peer.want]); err != nil {
+		return err
+	}
+	h := x.hello()
+	if _, err := x.conn.Write(h.encode()); err != nil {
+		return fmt.Errorf("send hello: %w", err)
+	}
+	return nil
+}
+
+func (x *lane) readHello() error {
+	b := make([]byte, helloSize)
+	if _, err := readFull(x.conn, b); err != nil {
+		return fmt.Errorf("read the other end's hello: %w", err)
+	}
+	var err error
+	x.peer, err = parseHello(b)
+	return err
+}
+
+// makeOn makes this end of the lane on a rail, as it is now.
+func (x *lane) makeOn(r *rail) error {
+	x.rail, x.at = r, r.now()
+	if !x.at.up {
+		return fmt.Errorf("%s is not up: %s", r.found.name(), x.at.why)
+	}
+	return x.make()
+}
+
+func (x *lane) peerRail() string { return x.link.peerName(int(x.peer.rail)) }
+
+// prove sends a request without payload, and returns when the other end's device has acknowledged it: what two ends agree
+// on over TCP says nothing of the rails between them.
+func (x *lane) prove(deadline time.Time) error {
+	if err := x.parked.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	n, err := x.push([]cgo.WR{{Remote: x.peer.slotAddr, RKey: x.peer.slotKey, Imm: immSlots, Op: cgo.WriteImm}})
+	x.mu.Unlock()
+	if n != 1 {
+		return errors.Join(errors.New("the send queue is full"), err)
+	}
+	wcs := make([]cgo.WC, pollBatch)
+	for x.proven() < 1 {
+		n, err := x.poll(wcs)
+		if err != nil {
+			return err
+		}
+		for i := range wcs[:n] {
+			if err := x.handle(&wcs[i]); err != nil {
+				return err
+			}
+		}
+		if n == 0 && time.Now().After(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+	}
+	return x.parked.SetReadDeadline(time.Time{})
+}
+
+func (x *lane) proven() uint64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.completed
 }
 
 // make makes what this end of the lane consists of.
@@ -180,19 +284,17 @@ func (x *lane) make() (err error) {
 	return nil
 }
 
-// meet tells the other end of this one, learns of it, and returns when both can receive.
+// hello is what the other end is told of this one.
+func (x *lane) hello() hello {
+	return hello{
+		rail: uint16(x.rail.index), qpn: x.qp.Num, psn: x.psn, mtu: x.at.state.ActiveMTU, lid: x.at.state.LID, layer: x.at.state.LinkLayer,
+		slots: slotCount, slotKey: x.slotMR.RKey, slotAddr: addressOf(x.slots), gid: x.at.gid.Addr,
+	}
+}
+
+// meet joins the two queue pairs, and returns when both can receive.
 func (x *lane) meet() error {
-	own := hello{
-		rail: uint16(x.rail.index), qpn: x.qp.Num, psn: x.psn, mtu: x.rail.state.ActiveMTU, lid: x.rail.state.LID, layer: x.rail.state.LinkLayer,
-		slots: slotCount, slotKey: x.slotMR.RKey, slotAddr: addressOf(x.slots), gid: x.rail.gid.Addr,
-	}
-	theirs, err := x.swap(own.encode())
-	if err != nil {
-		return fmt.Errorf("exchange hellos: %w", err)
-	}
-	if x.peer, err = parseHello(theirs); err != nil {
-		return err
-	}
+	own := x.hello()
 	if x.peer.layer != own.layer || x.peer.slots != slotCount {
 		return fmt.Errorf("%w: the other end's port is %v with %d slots, this one's %v with %d", transfer.ErrProtocol, x.peer.layer, x.peer.slots, own.layer, slotCount)
 	}
@@ -263,6 +365,12 @@ func (x *lane) free() error {
 		errs = append(errs, unix.Munmap(x.slots))
 	}
 	return errors.Join(errs...)
+}
+
+func (x *lane) isUp() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return !x.failing
 }
 
 // fail moves the lane to the error state. run does the rest.

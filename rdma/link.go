@@ -8,78 +8,81 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/headrace/headrace/transfer"
 )
 
-// link is one end of a channel's lanes.
+// link is one end of a channel's lanes, over all rails that reach the other end.
 type link struct {
-	t     *transport
-	setup *transfer.Setup
-	wg    sync.WaitGroup // the lanes' goroutines
+	t       *transport
+	setup   *transfer.Setup
+	dialled bool
+	local   []*rail        // this end's
+	wg      sync.WaitGroup // the lanes' goroutines
 
 	mu     sync.RWMutex
 	lanes  map[int]*lane
 	closed bool
+	rails  railBook
 }
 
 var (
-	_ transfer.Link     = (*link)(nil)
-	_ transfer.Extender = (*link)(nil)
+	_ transfer.Link   = (*link)(nil)
+	_ transfer.Railed = (*link)(nil)
 )
 
 // setupTimeout bounds the set-up of a lane where the caller does not.
 const setupTimeout = 3 * time.Second
 
-// join makes all lanes of a channel at once, of the streams that next gives.
-func (t *transport) join(ctx context.Context, s *transfer.Setup, next func(i int) (int, net.Conn, error)) (transfer.Link, error) {
+// Dial sets up all lanes at once.
+func (t *transport) Dial(ctx context.Context, s *transfer.Setup) (transfer.Link, error) {
+	return t.join(ctx, s, true, func(i int) (int, net.Conn, error) {
+		conn, err := s.DialStream(ctx, i)
+		return i, conn, err
+	})
+}
+
+// Accept waits for all lanes.
+func (t *transport) Accept(ctx context.Context, s *transfer.Setup) (transfer.Link, error) {
+	return t.join(ctx, s, false, func(int) (int, net.Conn, error) { return s.AcceptStream(ctx) })
+}
+
+// join makes a channel's first lanes, of the streams that next gives: some on each pair of rails that is up at both ends.
+// Those that fail are left to be dialled again, if not all do.
+func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, next func(i int) (int, net.Conn, error)) (transfer.Link, error) {
 	rails, err := t.open()
 	if err != nil {
 		return nil, err
 	}
-	l := &link{t: t, setup: s, lanes: make(map[int]*lane)}
+	l := &link{t: t, setup: s, dialled: dialled, local: rails, lanes: make(map[int]*lane)}
+	own := infos(rails)
+	theirs, err := s.Exchange(ctx, encodeRails(own))
+	if err != nil {
+		return nil, fmt.Errorf("exchange rails: %w", err)
+	}
+	if err := l.rails.open(l, own, theirs); err != nil {
+		return nil, err
+	}
+	plan := l.rails.plan()
+	if len(plan) == 0 && (!s.Spared || len(l.rails.possible) == 0) {
+		return nil, l.rails.noneErr()
+	}
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		deadline = time.Now().Add(setupTimeout)
 	}
-	var errs []error
-	var wg sync.WaitGroup
-	fail := func(err error) {
-		l.mu.Lock()
-		errs = append(errs, err)
-		l.mu.Unlock()
+	if err := l.first(plan, deadline, next); err != nil {
+		return nil, err
 	}
-	taken := make(map[int]bool)
-	for n := range s.Lanes {
-		i, conn, err := next(n)
-		if err == nil && (i < 0 || i >= s.Lanes || taken[i]) {
-			conn.Close()
-			err = fmt.Errorf("lane %d was not expected", i)
-		}
-		if err != nil {
-			fail(err)
-			break
-		}
-		taken[i] = true
-		wg.Go(func() {
-			x, err := newLane(l, i, conn, rails, deadline)
-			if err != nil {
-				fail(err)
-				return
-			}
-			l.mu.Lock()
-			l.lanes[i] = x
-			l.mu.Unlock()
-		})
-	}
-	wg.Wait()
-	if len(errs) > 0 {
-		for _, x := range l.lanes {
-			errs = append(errs, x.free())
-		}
-		return nil, errors.Join(errs...)
+	t.linkMu.Lock()
+	t.links[l] = struct{}{}
+	t.linkMu.Unlock()
+	if now := infos(rails); !slices.Equal(now, own) { // meanwhile
+		s.Tell(encodeRails(now))
+		l.rails.setOwn(l, now)
 	}
 	for _, x := range l.lanes {
 		l.start(x)
@@ -87,26 +90,84 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, next func(i int
 	return l, nil
 }
 
+// first makes the lanes of a plan. It fails when none of them can be made, or a stream cannot be had.
+func (l *link) first(plan []pair, deadline time.Time, next func(i int) (int, net.Conn, error)) error {
+	var streams, failed []error
+	var wg sync.WaitGroup
+	taken := make(map[int]bool)
+	for n := range plan {
+		i, conn, err := next(n)
+		if err == nil && (i < 0 || i >= len(plan) || taken[i]) {
+			conn.Close()
+			err = fmt.Errorf("lane %d was not expected", i)
+		}
+		if err != nil {
+			streams = append(streams, err)
+			break
+		}
+		taken[i] = true
+		wg.Go(func() {
+			var p *pair
+			if l.dialled {
+				p = &plan[i]
+			}
+			x, err := newLane(l, i, conn, p, deadline)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if err == nil {
+				l.lanes[i] = x
+				return
+			}
+			failed = append(failed, err)
+			if p != nil {
+				l.rails.blame(l, p, err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(streams) == 0 && (len(l.lanes) > 0 || len(plan) == 0) {
+		return nil
+	}
+	errs := append(streams, failed...)
+	for _, x := range l.lanes {
+		errs = append(errs, x.free())
+	}
+	l.rails.stop()
+	return errors.Join(errs...)
+}
+
+// start lets a lane live. If its rail changed while it was made it dies at once.
 func (l *link) start(x *lane) {
 	l.wg.Go(x.run)
 	l.wg.Go(x.watch)
+	if now := x.rail.now(); !now.same(&x.at) {
+		x.fail(x.rail.changed(&x.at, &now))
+	}
 }
 
-// Extend implements transfer.Extender.
+// Extend implements transfer.Extender: the dialling end chooses the rails.
 func (l *link) Extend(index int, conn net.Conn) error {
-	rails, err := l.t.open()
-	if err != nil {
-		conn.Close()
-		return err
+	var p *pair
+	if l.dialled {
+		if p = l.choose(); p == nil {
+			conn.Close()
+			return errors.New("no rail wants a lane any more")
+		}
 	}
-	x, err := newLane(l, index, conn, rails, time.Now().Add(setupTimeout))
-	if err != nil {
-		return err
-	}
+	x, err := newLane(l, index, conn, p, time.Now().Add(setupTimeout))
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err != nil {
+		if p != nil {
+			l.rails.blame(l, p, err)
+		}
+		return err
+	}
 	if l.closed || l.lanes[index] != nil {
 		return errors.Join(fmt.Errorf("lane %d: %w", index, net.ErrClosed), x.free())
+	}
+	if p != nil {
+		l.rails.praise(p)
 	}
 	for i, old := range l.lanes {
 		select {
@@ -156,9 +217,13 @@ func (l *link) Abort(index int, cause error) {
 
 // Close implements transfer.Link.
 func (l *link) Close() error {
+	l.t.linkMu.Lock()
+	delete(l.t.links, l)
+	l.t.linkMu.Unlock()
 	l.mu.Lock()
 	l.closed = true
 	lanes := l.lanes
+	l.rails.stop()
 	l.mu.Unlock()
 	for _, x := range lanes {
 		x.hush()

@@ -21,7 +21,7 @@ const (
 func (x *lane) toInit() error {
 	return x.qp.Modify(&cgo.QPAttr{
 		Mask:  cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess,
-		State: cgo.QPInit, PKeyIndex: x.rail.pkeyIndex, Port: uint32(x.rail.port), Access: remoteRight,
+		State: cgo.QPInit, PKeyIndex: uint32(x.at.port.pkey.index), Port: uint32(x.rail.port), Access: remoteRight,
 	})
 }
 
@@ -29,12 +29,12 @@ func (x *lane) toInit() error {
 func (x *lane) toRTR() error {
 	a := &cgo.QPAttr{
 		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
-		State: cgo.QPRTR, Port: uint32(x.rail.port), PathMTU: min(x.rail.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
+		State: cgo.QPRTR, Port: uint32(x.rail.port), PathMTU: min(x.at.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
 		MaxReadsServed: min(readsMax, x.rail.attr.MaxReadsServed), MinRNRTimer: rnrTimer,
 		ServiceLevel: uint32(x.link.t.cfg.ServiceLevel), DLID: x.peer.lid,
 	}
-	if x.rail.state.LinkLayer == cgo.Ethernet || x.peer.lid == 0 {
-		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, x.peer.gid, x.rail.gid.Index, hopLimit
+	if x.at.state.LinkLayer == cgo.Ethernet || x.peer.lid == 0 {
+		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, x.peer.gid, x.at.gid.Index, hopLimit
 		a.TrafficClass = uint32(x.link.t.cfg.TrafficClass)
 	}
 	return x.qp.Modify(a)

@@ -1,11 +1,11 @@
 package rdma
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -69,6 +69,8 @@ type transport struct {
 	closed   bool
 	regions  map[*transfer.Region]*registration
 	regionMu sync.RWMutex // guards regions; a leaf
+	links    map[*link]struct{}
+	linkMu   sync.Mutex // guards links; a leaf
 }
 
 var (
@@ -87,7 +89,7 @@ func New(cfg Config) transfer.Transport {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &transport{cfg: cfg, regions: make(map[*transfer.Region]*registration)}
+	return &transport{cfg: cfg, regions: make(map[*transfer.Region]*registration), links: make(map[*link]struct{})}
 }
 
 func (*transport) Name() string { return "rdma" }
@@ -115,6 +117,11 @@ func (t *transport) open() ([]*rail, error) {
 		if err != nil {
 			return nil, err
 		}
+		for _, r := range d.rails {
+			if err := t.watch(r); err != nil {
+				return nil, errors.Join(err, closeAll(d.rails))
+			}
+		}
 		t.rails = d.rails
 		for _, p := range d.ports {
 			t.cfg.Logger.Info("RDMA port", "device", p.device, "port", p.number, "netdev", p.netdev, "used", p.used, "reason", p.reason)
@@ -129,7 +136,11 @@ func (t *transport) Ports() []transfer.PortStatus {
 	defer t.mu.Unlock()
 	var list []transfer.PortStatus
 	for _, p := range t.ports {
-		list = append(list, p.status(kernelTree))
+		now := *p
+		if i := slices.IndexFunc(t.rails, func(r *rail) bool { return r.found == p }); i >= 0 {
+			now = t.rails[i].now().port
+		}
+		list = append(list, now.status(kernelTree))
 	}
 	return list
 }
@@ -149,17 +160,4 @@ func (t *transport) Close() error {
 	errs = append(errs, closeAll(t.rails))
 	t.rails = nil
 	return errors.Join(errs...)
-}
-
-// Dial sets up all lanes at once.
-func (t *transport) Dial(ctx context.Context, s *transfer.Setup) (transfer.Link, error) {
-	return t.join(ctx, s, func(i int) (int, net.Conn, error) {
-		conn, err := s.DialStream(ctx, i)
-		return i, conn, err
-	})
-}
-
-// Accept waits for all lanes.
-func (t *transport) Accept(ctx context.Context, s *transfer.Setup) (transfer.Link, error) {
-	return t.join(ctx, s, func(int) (int, net.Conn, error) { return s.AcceptStream(ctx) })
 }

@@ -138,10 +138,10 @@ func (c *channel) railStatus() []RailStatus {
 	if r, is := link.(Railed); is {
 		rails = append(rails, r.Rails()...)
 	} else if link != nil {
-		rails = append(rails, RailStatus{Name: c.transport, State: "up", Lanes: c.lanes.n, Why: c.why})
+		rails = append(rails, RailStatus{Key: c.transport, Name: c.transport, State: "up", Lanes: c.lanes.n, Why: c.why})
 	}
 	if spare != nil {
-		rails = append(rails, RailStatus{Name: c.spareName, State: "spare", Lanes: min(sparesMax, c.e.cfg.Lanes), Why: "carries where " + c.transport + " cannot"})
+		rails = append(rails, RailStatus{Key: c.spareName, Name: c.spareName, State: "spare", Lanes: min(sparesMax, c.e.cfg.Lanes), Why: "carries where " + c.transport + " cannot"})
 	}
 	c.lanes.measured(rails)
 	return rails

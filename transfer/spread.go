@@ -154,7 +154,7 @@ func (s *laneSet) measured(rails []RailStatus) {
 	for i := range rails {
 		r := &rails[i]
 		for lane, at := range s.at {
-			if at.rail != r.Name {
+			if at.rail != r.Key {
 				continue
 			}
 			r.LanesUp++
@@ -163,7 +163,7 @@ func (s *laneSet) measured(rails []RailStatus) {
 			}
 		}
 		r.Transport = s.c.transport
-		m := s.rails[r.Name]
+		m := s.rails[r.Key]
 		if m == nil {
 			continue
 		}

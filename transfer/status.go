@@ -126,6 +126,7 @@ type LeaseStatus struct {
 
 // RailStatus is what a channel's end has over one rail: a port of a network card at either end, or TCP.
 type RailStatus struct {
+	Key         string  `json:"-"` // tells it from the channel's other rails
 	Name        string  `json:"name"`
 	Peer        string  `json:"peer,omitempty"` // the other end's port
 	Transport   string  `json:"transport"`
