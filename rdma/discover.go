@@ -361,7 +361,7 @@ func (p *port) status(sys sysfs) transfer.PortStatus {
 	}
 	if now := sys.portState(p.device, p.number); now != "" {
 		s.State = strings.ToLower(now)
-		if !p.used && !p.waits && p.state.State != 0 && p.state.State != cgo.PortActive && s.State == cgo.PortActive.String() {
+		if !p.used && p.state.State != 0 && p.state.State != cgo.PortActive && s.State == cgo.PortActive.String() {
 			s.Reason = "it came up after this daemon's start: headrace upgrade takes it in"
 		}
 	}

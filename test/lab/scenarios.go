@@ -9,7 +9,11 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "rdma", about: "a channel over soft RoCE: conformance, canaries, forced fences",
-		steps: []step{{test: "./rdma"}},
+		steps: []step{{test: "./rdma", skip: "Rails"}},
+	},
+	{
+		name: "rails", about: "two rails: shares, ports that go down and come back, TCP as the last rail", rails: 2,
+		steps: []step{{test: "./rdma", run: "Rails"}},
 	},
 	{
 		name: "transports", about: "the same conformance suite for the fake, shared memory and TCP, in the same machine",
