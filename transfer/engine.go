@@ -44,6 +44,7 @@ type Engine struct {
 	accepted map[[16]byte]*channel
 	dials    map[string]*dialCall
 	skewed   map[string]*skewedPeer
+	keeper   keeper
 }
 
 type counters struct {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -79,6 +80,9 @@ func (a *app) node() *cobra.Command {
 			var kept *registry.Announcement
 			cfg.RDMA = rdma.Maker(settings)
 			cfg.Posts = posts()
+			if reg != nil {
+				cfg.Peers = decodePeers(ctx, reg, cfg.NodeID, cfg.Logger)
+			}
 			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
 			cfg.OnHandedOver = func() {
 				if kept != nil { // the successor's entry stays: it has another lease
@@ -95,6 +99,50 @@ func (a *app) node() *cobra.Command {
 func posts() telemetry.Posts {
 	e := rdma.EntryPoints()
 	return telemetry.Posts{Post: e.Post, Poll: e.Poll}
+}
+
+// decodePeers follows the registry for a daemon with prefill workers: it gives the daemons of those workers that decode
+// for the same model.
+func decodePeers(ctx context.Context, reg *registry.Registry, self string, log *slog.Logger) <-chan map[string]string {
+	out := make(chan map[string]string)
+	go func() {
+		table, err := reg.Watch(ctx)
+		if err != nil {
+			log.Warn("channels are set up when they are first needed", "err", err)
+			return
+		}
+		for {
+			changed := table.Changed()
+			select {
+			case <-ctx.Done():
+				return
+			case out <- peersOf(table.Snapshot(), self):
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+		}
+	}()
+	return out
+}
+
+// peersOf names the daemons of the workers that those of this daemon may prefill for, with their data addresses.
+func peersOf(v *registry.View, self string) map[string]string {
+	models := make(map[string]bool)
+	for _, w := range v.Workers {
+		if w.NodeID == self && w.Role != registry.RoleDecode {
+			models[w.Fingerprint] = true
+		}
+	}
+	peers := make(map[string]string)
+	for _, w := range v.Workers {
+		if w.NodeID != self && w.NodeData != "" && w.Role != registry.RolePrefill && models[w.Fingerprint] {
+			peers[w.NodeID] = w.NodeData
+		}
+	}
+	return peers
 }
 
 // listedWait bounds how long a successor's predecessor waits for it to be in the registry: etcd may be away.

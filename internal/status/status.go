@@ -148,6 +148,9 @@ type Channel struct {
 	Redialled    uint64   `json:"lanes_redialled"`
 	Altered      uint64   `json:"pieces_altered"`
 	Methods      []Method `json:"methods"`
+	Carrier      string   `json:"carrier"`
+	Fallbacks    uint64   `json:"fallbacks"`
+	Rails        []Rail   `json:"rails"`
 	BacklogBytes uint64   `json:"backlog_bytes"`
 	RTTMicros    float64  `json:"rtt_us"`
 	BytesSent    uint64   `json:"bytes_sent"`
@@ -200,6 +203,23 @@ type Packets struct {
 	Packets              uint64 `json:"packets"`
 	DataBytes            uint64 `json:"data_bytes"`
 	RetransmittedPackets uint64 `json:"retransmitted_packets"`
+}
+
+// Rail is a port of a network card at either end of a channel, or TCP beside it.
+type Rail struct {
+	Name        string  `json:"name"`
+	Peer        string  `json:"peer,omitempty"`
+	Transport   string  `json:"transport"`
+	State       string  `json:"state"`
+	Why         string  `json:"why"`
+	Lanes       int     `json:"lanes"`
+	LanesUp     int     `json:"lanes_up"`
+	LanesFailed uint64  `json:"lanes_failed"`
+	BytesSent   uint64  `json:"bytes_sent"`
+	BytesLanded uint64  `json:"bytes_landed"`
+	Share       float64 `json:"share"`
+	PieceMicros float64 `json:"piece_us"`
+	SpeedBps    float64 `json:"speed_bytes_per_s"`
 }
 
 // Gather asks every listed part at once.
@@ -267,6 +287,7 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 	r.printWorkers(t)
 	r.printNodes(t)
 	r.printChannels(t)
+	r.printRails(t)
 	r.printPorts(t)
 	r.printWire(t)
 	r.printLeases(t)
@@ -394,6 +415,33 @@ func (c *Channel) method() string {
 		}
 	}
 	return b.String()
+}
+
+// printRails is for channels over more than one rail.
+func (r *Report) printRails(t io.Writer) {
+	first := true
+	for _, n := range r.Nodes {
+		if n.Status == nil {
+			continue
+		}
+		for _, c := range n.Status.Channels {
+			if len(c.Rails) < 2 {
+				continue
+			}
+			if first {
+				fmt.Fprintf(t, "\nRAIL OF CHANNEL\tRAIL\tPEER'S\tSTATE\tLANES\tFAILED\tSHARE\tSENT\tSPEED/s\tPIECE\tWHY\n")
+				first = false
+			}
+			for _, x := range c.Rails {
+				peer := x.Peer
+				if peer == "" {
+					peer = "-"
+				}
+				fmt.Fprintf(t, "%s -> %s\t%s\t%s\t%s\t%d/%d\t%d\t%.0f %%\t%s\t%s\t%.0f us\t%s\n", n.ID, c.PeerNode, x.Name, peer, x.State, x.LanesUp, x.Lanes,
+					x.LanesFailed, 100*x.Share, humanBytes(float64(x.BytesSent)), humanBytes(x.SpeedBps), x.PieceMicros, x.Why)
+			}
+		}
+	}
 }
 
 // printPorts is for hosts with RDMA devices only.

@@ -22,7 +22,7 @@ type Config struct {
 	ClusterKey []byte
 	Transport  string                    // auto, tcp, shm or rdma
 	Transports []transfer.Transport      // in place of the built-in ones, for tests
-	RDMA       func() transfer.Transport // made where Transport is rdma; nil: this program has none
+	RDMA       func() transfer.Transport // made where Transport is auto or rdma; nil: this program has none
 	Lanes      int
 	Method     string          // auto, direct or staged
 	Congestion string          // of TCP lanes: "" the host's own but cubic on loopback, "host", or a name
@@ -36,6 +36,9 @@ type Config struct {
 	Limits     transfer.Limits
 	Logger     *slog.Logger
 	OnReady    func(Ready) // called once, when everything listens
+	// Peers brings the daemons that this one's engines may have to send to, data addresses by node id: channels to them are
+	// set up before a request needs them. Each map takes the place of the one before.
+	Peers <-chan map[string]string
 
 	// Takeover asks the daemon that serves Socket, if there is one, for its place. It drains then: its engines come here,
 	// its leases end there, at most for its own DrainTimeout (60 s).

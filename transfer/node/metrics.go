@@ -80,6 +80,8 @@ var (
 	descDoorbells  = prometheus.NewDesc("headrace_ring_doorbells_total", "Doorbells of rings, by who was woken.", []string{"woken"}, nil)
 	descSpins      = prometheus.NewDesc("headrace_ring_spins_total", "Submissions found by looking, without a doorbell.", nil, nil)
 	descOverflow   = prometheus.NewDesc("headrace_ring_overflow_total", "Completions that went as messages because the ring was full.", nil, nil)
+	descFallbacks  = prometheus.NewDesc("headrace_channel_fallbacks_total", "Times that another transport had to carry because the channel's own had no lane.", channelLabels, nil)
+	descOnSpare    = prometheus.NewDesc("headrace_channel_on_spare", "1 while another transport than the channel's own carries.", channelLabels, nil)
 	descLanes      = prometheus.NewDesc("headrace_channel_lanes_up", "Lanes in working order.", channelLabels, nil)
 )
 
@@ -113,7 +115,7 @@ func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
-		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces,
+		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descFallbacks, descOnSpare, descPairSent, descPairLanded, descPairPiece, descPairSpeed, descPairLanes, descPairFailed, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces,
 		descPushes, descDoorbells, descSpins, descOverflow} {
 		ch <- d
 	}
@@ -193,6 +195,11 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 		s.Methods = append(s.Methods, c.Methods...)
 		s.Redialled += c.Redialled
 		addWire(&s.Wire, &c.Wire)
+		s.Fallbacks += c.Fallbacks
+		s.Rails = append(s.Rails, c.Rails...)
+		if c.Carrier != "" && c.Carrier != c.Transport {
+			s.Carrier = c.Carrier
+		}
 		s.RTTMicros = max(s.RTTMicros, c.RTTMicros)
 		sum[k] = s
 	}
@@ -207,11 +214,13 @@ func collectChannels(in []transfer.ChannelStatus, ch chan<- prometheus.Metric) {
 			{descSentRate, prometheus.GaugeValue, c.SentBps}, {descLandedRate, prometheus.GaugeValue, c.LandedBps},
 			{descRTT, prometheus.GaugeValue, c.RTTMicros / 1e6}, {descBacklog, prometheus.GaugeValue, float64(c.BacklogBytes)},
 			{descErrors, prometheus.CounterValue, float64(c.Errors)}, {descSpeed, prometheus.GaugeValue, c.SpeedBps}, {descAltered, prometheus.CounterValue, float64(c.Altered)}, {descRedialled, prometheus.CounterValue, float64(c.Redialled)}, {descLanes, prometheus.GaugeValue, float64(c.LanesUp)},
+			{descFallbacks, prometheus.CounterValue, float64(c.Fallbacks)}, {descOnSpare, prometheus.GaugeValue, float64(min(len(c.Carrier), 1))},
 		} {
 			ch <- prometheus.MustNewConstMetric(m.d, m.t, m.v, labels...)
 		}
 		collectMethods(c.Methods, labels, ch)
 		collectWire(&c.Wire, labels, ch)
+		collectRails(c.Rails, k.peer, labels[2], ch)
 	}
 }
 

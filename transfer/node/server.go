@@ -125,6 +125,9 @@ func (s *server) begin(from *predecessor) (err error) {
 	if s.cfg.OnReady != nil {
 		s.cfg.OnReady(ready)
 	}
+	if s.cfg.Peers != nil {
+		s.accepts.Go(s.keepPeers)
+	}
 	if from != nil {
 		if err := from.hand.send(handMsg{Kind: handListed}); err != nil {
 			s.log.Warn("the daemon before this one is gone already", "pid", from.pid, "err", err)
@@ -132,6 +135,18 @@ func (s *server) begin(from *predecessor) (err error) {
 		s.hands.Go(func() { s.follow(from) })
 	}
 	return nil
+}
+
+// keepPeers hands the data plane the peers to hold channels open to.
+func (s *server) keepPeers() {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case peers := <-s.cfg.Peers:
+			s.eng.Keep(peers)
+		}
+	}
 }
 
 // listen accepts engines and successors.

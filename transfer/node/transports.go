@@ -16,11 +16,11 @@ import (
 func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, *telemetry.Telemetry, error) {
 	transports := cfg.Transports
 	if len(transports) == 0 {
-		transports = []transfer.Transport{shm.New(), tcp.New(tcp.Config{Congestion: cfg.Congestion})} // the local copy where it applies
-		if cfg.Transport == "rdma" && cfg.RDMA != nil {
-			// Not in "auto" yet: a region that cannot be registered has nothing to fall back to.
+		transports = append(transports, shm.New()) // the local copy where it applies
+		if cfg.RDMA != nil && (cfg.Transport == "" || cfg.Transport == "auto" || cfg.Transport == "rdma") {
 			transports = append(transports, cfg.RDMA())
 		}
+		transports = append(transports, tcp.New(tcp.Config{Congestion: cfg.Congestion})) // and the last rail
 	}
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
 	if err != nil {
