@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -96,9 +98,9 @@ func (f *Fake) meet(ctx context.Context, s *transfer.Setup, end int) (transfer.L
 	if depth == 0 {
 		depth = 4
 	}
-	l := &fakeLink{f: f, setup: s, depth: depth}
+	l := &fakeLink{f: f, setup: s, depth: depth, lanes: make(map[int]*fakeLane)}
 	for i := range s.Lanes {
-		l.lanes = append(l.lanes, &fakeLane{link: l, index: i, queue: make(chan *transfer.Write, depth), dead: make(chan struct{}), done: make(chan struct{})})
+		l.add(i)
 	}
 	f.mu.Lock()
 	if f.waiting == nil {
@@ -121,8 +123,8 @@ func (f *Fake) meet(ctx context.Context, s *transfer.Setup, end int) (transfer.L
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	for _, x := range l.lanes {
-		go x.run()
+	for i := range s.Lanes {
+		go l.lane(i).run()
 	}
 	return l, nil
 }
@@ -132,10 +134,26 @@ type fakeLink struct {
 	setup *transfer.Setup
 	peer  *fakeLink
 	depth int
-	lanes []*fakeLane
 
 	mu     sync.Mutex
+	lanes  map[int]*fakeLane
 	posted int
+}
+
+// add makes a lane, whose run is still to be started.
+func (l *fakeLink) add(i int) *fakeLane {
+	x := &fakeLane{link: l, index: i, queue: make(chan *transfer.Write, l.depth), dead: make(chan struct{}), done: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lanes[i] = x
+	return x
+}
+
+// lane is nil where there is none, or not yet.
+func (l *fakeLink) lane(i int) *fakeLane {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lanes[i]
 }
 
 func (l *fakeLink) Depth() int     { return l.depth }
@@ -148,7 +166,7 @@ func (l *fakeLink) Post(lane int, w *transfer.Write) {
 		w.Done(transfer.ErrFenced)
 		return
 	}
-	x := l.lanes[lane]
+	x := l.lane(lane)
 	x.mu.Lock()
 	down := x.down
 	if !down {
@@ -162,14 +180,19 @@ func (l *fakeLink) Post(lane int, w *transfer.Write) {
 
 // Abort puts both ends of the lane into the error state, as a queue pair's error does, and waits until nothing moves.
 func (l *fakeLink) Abort(lane int, cause error) {
-	for _, x := range []*fakeLane{l.lanes[lane], l.peer.lanes[lane]} {
-		x.fail(cause)
-		<-x.done
+	for _, x := range []*fakeLane{l.lane(lane), l.peer.lane(lane)} {
+		if x != nil {
+			x.fail(cause)
+			<-x.done
+		}
 	}
 }
 
 func (l *fakeLink) Close() error {
-	for i := range l.lanes {
+	l.mu.Lock()
+	lanes := slices.Collect(maps.Keys(l.lanes))
+	l.mu.Unlock()
+	for _, i := range lanes {
 		l.Abort(i, errFakeDead)
 	}
 	return nil
@@ -201,7 +224,9 @@ func (x *fakeLane) fail(cause error) {
 // failBoth is what an error on the wire does.
 func (x *fakeLane) failBoth(cause error) {
 	x.fail(cause)
-	x.link.peer.lanes[x.index].fail(cause)
+	if other := x.link.peer.lane(x.index); other != nil {
+		other.fail(cause)
+	}
 }
 
 func (x *fakeLane) run() {
