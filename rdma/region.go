@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,9 +24,66 @@ type registration struct {
 func (g *registration) close() error {
 	var errs []error
 	for _, m := range g.mrs {
-		errs = append(errs, m.Close())
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
 	}
 	return errors.Join(errs...)
+}
+
+func registerWith(pd *cgo.PD, r *transfer.Region) (*cgo.MR, error) {
+	var access cgo.Access
+	if !r.ReadOnly() {
+		access = cgo.LocalWrite | cgo.RemoteWrite
+	}
+	if r.Hostless() {
+		b := r.DMABuf()
+		return pd.RegisterDMABuf(b.FD, b.Offset, r.Size(), b.Address, access)
+	}
+	return pd.Register(r.Bytes(), access)
+}
+
+// registerError adds what to do.
+func registerError(err error, device string, hostless bool) error {
+	switch {
+	case hostless && (errors.Is(err, cgo.ErrNotSupported) || errors.Is(err, unix.EPROTONOSUPPORT)):
+		return fmt.Errorf("%w: %s takes no memory of other devices: let the engine stage over host memory, or use a NIC whose driver takes dma-bufs (mlx5, bnxt_re, efa, irdma; Linux 5.12 or later)", err, device)
+	case errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: raise the limit of locked memory (ulimit -l unlimited, LimitMEMLOCK=infinity), or run with --transport tcp", err)
+	}
+	return err
+}
+
+// Pages are faulted in by several threads before a device pins them, since it faults them in one by one. Below prefaultFrom
+// the threads cost more than they gain.
+const (
+	prefaultFrom    = 64 << 20
+	prefaultStep    = 16 << 20
+	prefaultThreads = 16
+)
+
+// prefault faults memory in as far as it can. What it cannot, a kernel before 5.14 or a cgroup out of memory, registering finds out.
+func prefault(mem []byte, readOnly bool) {
+	if len(mem) < prefaultFrom {
+		return
+	}
+	advice := unix.MADV_POPULATE_WRITE
+	if readOnly {
+		advice = unix.MADV_POPULATE_READ
+	}
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), prefaultThreads, len(mem)/prefaultStep) {
+		wg.Go(func() {
+			for {
+				at := int(next.Add(prefaultStep)) - prefaultStep
+				if at >= len(mem) || unix.Madvise(mem[at:min(at+prefaultStep, len(mem))], advice) != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // Register implements transfer.Registrar: every rail's device learns of the region, and the key lets a peer write to it.
@@ -35,21 +95,25 @@ func (t *transport) Register(r *transfer.Region) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	mem := r.Bytes()
-	g := &registration{base: addressOf(mem)}
-	var access cgo.Access
-	if !r.ReadOnly() {
-		access = cgo.LocalWrite | cgo.RemoteWrite
+	g := &registration{base: addressOf(r.Bytes()), mrs: make([]*cgo.MR, len(rails))}
+	if r.Hostless() {
+		g.base = r.DMABuf().Address
+	} else {
+		prefault(r.Bytes(), r.ReadOnly())
 	}
-	for _, rail := range rails {
-		m, err := rail.pd.Register(mem, access)
-		if err != nil {
-			if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EPERM) {
-				err = fmt.Errorf("%w: raise the limit of locked memory (ulimit -l unlimited, LimitMEMLOCK=infinity), or run with --transport tcp", err)
+	// Devices pin and map the pages each for itself: side by side.
+	errs := make([]error, len(rails))
+	var wg sync.WaitGroup
+	for i, rail := range rails {
+		wg.Go(func() {
+			if g.mrs[i], errs[i] = registerWith(rail.pd, r); errs[i] != nil {
+				errs[i] = registerError(errs[i], rail.name, r.Hostless())
 			}
-			return nil, errors.Join(err, g.close())
-		}
-		g.mrs = append(g.mrs, m)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, errors.Join(err, g.close())
 	}
 	t.regionMu.Lock()
 	t.regions[r] = g

@@ -207,7 +207,7 @@ func (x *lane) cursor(w *transfer.Write) (c cursor, err error) {
 	if src == nil || len(src.mrs) <= x.rail.index {
 		return c, fmt.Errorf("%w: source region %d is not registered with %s", transfer.ErrRegion, w.Src.ID(), x.rail.name)
 	}
-	c = cursor{runs: w.Runs, src: src.base, srcSize: uint64(len(w.Src.Bytes())), lkey: src.mrs[x.rail.index].LKey}
+	c = cursor{runs: w.Runs, src: src.base, srcSize: w.Src.Size(), lkey: src.mrs[x.rail.index].LKey}
 	c.dst, c.rkey, err = parseKey(w.Key, x.peer.rail)
 	return c, err
 }

@@ -71,7 +71,7 @@ func (c *channel) checks() bool {
 // Sum gives the checksum of the payload, or 0 when the piece is to carry none. It is to be asked before the first byte
 // is sent; gathered is the payload, where Gather copied it. The error is ErrFenced or ErrMemory.
 func (w *Write) Sum(gathered []byte) (uint64, error) {
-	if !w.check {
+	if !w.check || w.Src.Hostless() { // the processor does not see what it would hash
 		return 0, nil
 	}
 	if gathered != nil {
@@ -87,7 +87,7 @@ func (w *Write) Sum(gathered []byte) (uint64, error) {
 // Verify compares the payload, as it lies in the blocks, with the checksum that came with it; 0 is none. It is to be
 // asked after the last byte and before End, which then makes the source send an altered piece again.
 func (x *Landing) Verify(sum uint64) bool {
-	if sum == 0 || x.lease == nil || x.Discard() {
+	if sum == 0 || x.lease == nil || x.Discard() || x.Dst.Hostless() {
 		return true
 	}
 	if !x.Enter() {

@@ -114,6 +114,11 @@ func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (Re
 	if err != nil {
 		return 0, err
 	}
+	return c.addRegion(r, flags)
+}
+
+// addRegion registers a region and makes it known. It is closed where that fails.
+func (c *Client) addRegion(r *Region, flags RegionFlags) (_ RegionID, err error) {
 	if err := r.register(c.e.usable, c.e.spare() != nil); err != nil {
 		return 0, errors.Join(err, r.close())
 	}

@@ -2,6 +2,8 @@ package transfer
 
 import (
 	"net"
+
+	"golang.org/x/sys/unix"
 )
 
 // What tests in package transfer_test need to play a peer by hand.
@@ -57,4 +59,14 @@ func readFull(c net.Conn, b []byte) error {
 func BoundTarget(payload []byte) (LeaseID, uint64, error) {
 	m, err := parseBound(payload)
 	return m.target, m.epoch, err
+}
+
+// FakeDMABufs makes descriptors of any kind pass for dma-bufs of their size, until undo.
+func FakeDMABufs() (undo func()) {
+	real := dmaBufSize
+	dmaBufSize = func(fd int) (uint64, error) {
+		n, err := unix.Seek(fd, 0, unix.SEEK_END)
+		return uint64(n), err
+	}
+	return func() { dmaBufSize = real }
 }

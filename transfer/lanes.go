@@ -57,6 +57,13 @@ func newLaneSet(c *channel) *laneSet {
 
 func (s *laneSet) dead(lane int) bool { return lane < 0 || lane >= laneIDsMax || s.downs.has(lane) }
 
+// isSpare says whether a lane is of the spare link.
+func (s *laneSet) isSpare(lane int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at[lane].spare
+}
+
 // turnsOf is the queue that a lease waits in.
 func (s *laneSet) turnsOf(l *sourceLease) *turns {
 	if l.spareOnly {
@@ -71,7 +78,7 @@ func (s *laneSet) workFor(f *feeder) *turns {
 	switch {
 	case f.spare && !s.spareOnly.empty():
 		return &s.spareOnly
-	case s.ready.empty() || f.spare && s.up.Load() > 0:
+	case s.ready.empty() || f.spare && (s.up.Load() > 0 || s.ready.front().hostless):
 		return nil
 	case !s.worth(f, s.ready.front()):
 		s.declined = true
@@ -82,7 +89,7 @@ func (s *laneSet) workFor(f *feeder) *turns {
 
 // carriesFor says whether a lane is one for this lease.
 func (s *laneSet) carriesFor(f *feeder, l *sourceLease) bool {
-	return f.spare == l.spareOnly || f.spare && s.up.Load() == 0
+	return f.spare == l.spareOnly || f.spare && s.up.Load() == 0 && !l.hostless
 }
 
 // push puts a lease into the ring, unless it is there.

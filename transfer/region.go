@@ -20,7 +20,10 @@ import (
 type Region struct {
 	id       RegionID
 	layout   Layout
-	mem      []byte // exactly the registered size
+	size     uint64
+	mem      []byte  // exactly the registered size; nil of a device's memory
+	dmabuf   *DMABuf // of a device's memory
+	page     uint64  // bytes of a page of mapped memory
 	readOnly bool
 
 	keys     map[string][]byte // by the name of the transport that registered it
@@ -70,6 +73,13 @@ func (r *Region) register(transports []Transport, spare bool) error {
 		}
 		r.keys[t.Name()] = key
 	}
+	if r.Hostless() && len(r.keys) == 0 {
+		errs := []error{errHostless}
+		for name, why := range r.refusals {
+			errs = append(errs, fmt.Errorf("transport %s: %w", name, why))
+		}
+		return errors.Join(errs...)
+	}
 	return nil
 }
 
@@ -86,7 +96,13 @@ func keysOf(rs []*Region, transport string) (keys [][]byte) {
 	return keys
 }
 
-// Bytes is the region's memory. Only who has entered the guard of one of its leases may touch it.
+// Size is how many bytes it has.
+func (r *Region) Size() uint64 { return r.size }
+
+// Hostless says that it is a device's memory: nothing of it is mapped, and only a transport that has a key for it moves it.
+func (r *Region) Hostless() bool { return r.dmabuf != nil }
+
+// Bytes is the region's memory, nil of one that is Hostless. Only who has entered the guard of one of its leases may touch it.
 func (r *Region) Bytes() []byte { return r.mem }
 
 // openRegion maps fd, which it takes over, also when it fails.
@@ -126,7 +142,7 @@ func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (
 	if err != nil {
 		return nil, fmt.Errorf("%w: map %d bytes: %w: this process may map no more (ulimit -v, the cgroup's memory, vm.max_map_count): lend less or raise it", ErrRegion, size, err)
 	}
-	r := &Region{id: id, layout: l, mem: mapping[:size:size], mapping: mapping, readOnly: flags&RegionReadOnly != 0, lent: make(map[uint32]LeaseID)}
+	r := &Region{id: id, layout: l, size: size, page: page, mem: mapping[:size:size], mapping: mapping, readOnly: flags&RegionReadOnly != 0, lent: make(map[uint32]LeaseID)}
 	return r, nil
 }
 
@@ -134,15 +150,19 @@ func openRegion(id RegionID, fd int, size uint64, l Layout, flags RegionFlags) (
 func (r *Region) close() error {
 	r.mapMu.Lock()
 	defer r.mapMu.Unlock()
-	if r.mapping == nil {
-		return nil
-	}
 	var errs []error
 	for _, reg := range r.regs {
 		errs = append(errs, reg.Unregister(r))
 	}
-	errs = append(errs, unix.Munmap(r.mapping))
-	r.mapping, r.mem, r.regs = nil, nil, nil
+	r.regs = nil
+	if r.mapping != nil {
+		errs = append(errs, unix.Munmap(r.mapping))
+		r.mapping, r.mem = nil, nil
+	}
+	if r.dmabuf != nil && r.dmabuf.FD >= 0 {
+		errs = append(errs, unix.Close(r.dmabuf.FD))
+		r.dmabuf.FD = -1
+	}
 	return errors.Join(errs...)
 }
 

@@ -19,6 +19,7 @@ type sourceLease struct {
 	epoch     uint64  // of D's daemon
 	dstBlocks []uint32
 	keys      [][]byte // of the destination's regions, where the transport needs them
+	hostless  bool     // a region is a device's memory: the spare link cannot read it; fixed since bound
 	spareOnly bool     // a region is not known to the devices of the channel's transport; fixed since bound
 	early     []*push  // pushed before the lease was bound
 	queue     []work
@@ -428,6 +429,10 @@ func (l *sourceLease) bound(m *boundMsg) error {
 		return err
 	}
 	l.mu.Lock()
+	if err := l.canLeave(m.keys); err != nil && l.state == LeaseOpen {
+		l.mu.Unlock()
+		return err
+	}
 	if l.state != LeaseOpen {
 		again := l.state == LeaseBound
 		l.mu.Unlock()
@@ -438,7 +443,7 @@ func (l *sourceLease) bound(m *boundMsg) error {
 	}
 	l.state = LeaseBound
 	l.geom, l.target, l.epoch, l.dstBlocks, l.keys = g, m.target, m.epoch, m.blocks, m.keys
-	l.spareOnly = l.ch.needsSpare(l.regions, m.keys)
+	l.spareOnly, l.hostless = l.ch.needsSpare(l.regions, m.keys), hostless(l.regions)
 	l.posted = newBitmap(g.bits)
 	l.client.emit(Event{Kind: EventBound, State: LeaseBound, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, FirstToken: m.firstToken, Layouts: m.layouts})
 	more := false

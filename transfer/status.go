@@ -108,6 +108,9 @@ type RegionStatus struct {
 	Bytes  uint64   `json:"bytes"`
 	Blocks uint32   `json:"blocks"`
 	Layers uint32   `json:"layers"`
+	Kind   string   `json:"kind"`                 // memory, or device memory
+	Page   uint64   `json:"page_bytes,omitempty"` // of memory that is mapped
+	Reason string   `json:"reason,omitempty"`     // what cannot be done with it, and why
 }
 
 // LeaseStatus is one living lease.

@@ -69,7 +69,7 @@ func (c *Client) status() (ClientStatus, []*lease) {
 	defer c.mu.Unlock()
 	s := ClientStatus{EngineID: c.id, Leases: len(c.leases), Regions: []RegionStatus{}}
 	for _, r := range c.regions {
-		s.Regions = append(s.Regions, RegionStatus{ID: r.id, Bytes: uint64(len(r.mem)), Blocks: r.layout.Blocks, Layers: r.layout.Layers})
+		s.Regions = append(s.Regions, r.status())
 	}
 	slices.SortFunc(s.Regions, func(a, b RegionStatus) int { return cmp.Compare(a.ID, b.ID) })
 	leases := make([]*lease, 0, len(c.leases))

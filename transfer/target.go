@@ -45,6 +45,9 @@ func (l *targetLease) bind(regions []*Region, req *BindReq) (boundMsg, error) {
 			return m, fmt.Errorf("%w: region %d is read-only", ErrRegion, r.id)
 		}
 	}
+	if err := allReachable(regions, ch.transport); err != nil {
+		return m, err
+	}
 	layouts := layoutsOf(regions)
 	pairs, err := PlanShards(l.srcLayouts, layouts)
 	if err != nil {
@@ -463,6 +466,11 @@ func (c *channel) Begin(lane int, p Piece, into *Landing) error {
 	c.mu.Unlock()
 	if l == nil {
 		c.e.totals.discarded.Add(1)
+		return nil
+	}
+	if hostless(l.regions) && c.lanes.isSpare(lane) { // the writer cannot know what lies at this end
+		c.e.totals.discarded.Add(1)
+		c.e.wg.Go(func() { l.fail("write destination blocks over transport %s: %v", c.spareName, errHostless) })
 		return nil
 	}
 	return l.begin(lane, p, into)

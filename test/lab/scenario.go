@@ -45,7 +45,7 @@ type step struct {
 var (
 	// baseModules are in every machine, beside what the kernel has built in.
 	baseModules = []string{
-		"virtio_pci", "virtio_net", "crc32_generic", "crc32c_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe", "dummy", "veth",
+		"virtio_pci", "virtio_net", "crc32_generic", "crc32c_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe", "dummy", "veth", "vgem",
 		"sch_netem", "sch_ingress", "sch_prio", "cls_u32", "cls_matchall", "cls_flower", "cls_bpf", "act_gact", "act_mirred", "act_bpf",
 	}
 	basePrograms = []string{"ip", "rdma", "tc", "ibv_devinfo"}

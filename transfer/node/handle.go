@@ -28,6 +28,8 @@ func (c *conn) handle(f *wire.Frame) {
 		c.send(f.Request, wire.Pong(m))
 	case wire.RegisterRegion:
 		answer(c.register(f, m))
+	case wire.RegisterDMABuf:
+		answer(c.registerDMABuf(f, m))
 	case wire.Present:
 		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Regions: regions(m.Regions), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
 		answer(uint64(id), err)
@@ -68,7 +70,7 @@ func (c *conn) check(f *wire.Frame) (wire.Message, *wire.Error) {
 	}
 	want := 0
 	switch f.Type {
-	case wire.TypeRegisterRegion:
+	case wire.TypeRegisterRegion, wire.TypeRegisterDMABuf:
 		want = 1
 	case wire.TypeSetupRing:
 		want = wire.RingFDs
@@ -104,6 +106,17 @@ func (c *conn) register(f *wire.Frame, m wire.RegisterRegion) (uint64, error) {
 	fd := f.FD
 	f.FD = -1 // AddRegion takes it over, also when it fails
 	id, err := c.client.AddRegion(fd, m.Size, l, transfer.RegionFlags(m.Flags))
+	return uint64(id), err
+}
+
+func (c *conn) registerDMABuf(f *wire.Frame, m wire.RegisterDMABuf) (uint64, error) {
+	l, err := transfer.UnmarshalLayout(m.Layout)
+	if err != nil {
+		return 0, err
+	}
+	buf := transfer.DMABuf{FD: f.FD, Offset: m.Offset, Address: m.Address}
+	f.FD = -1 // AddDMABuf takes it over, also when it fails
+	id, err := c.client.AddDMABuf(buf, m.Size, l, transfer.RegionFlags(m.Flags))
 	return uint64(id), err
 }
 

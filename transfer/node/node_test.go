@@ -144,6 +144,15 @@ func TestRefusedRegions(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
+	for name, c := range map[string]struct {
+		fd    int
+		words string
+	}{"a memfd": {e.mem.FD(), "no dma-buf"}, "a file": {int(file.Fd()), "no dma-buf"}} {
+		b := transfer.DMABuf{FD: c.fd, Address: 1 << 40}
+		if _, err := e.RegisterDMABuf(t.Context(), b, e.mem.Size(), testLayout()); !errors.Is(err, transfer.ErrRegion) || !strings.Contains(err.Error(), c.words) {
+			t.Errorf("%s as a device's memory: %v", name, err)
+		}
+	}
 	for _, fd := range []int{unsealed, growOnly} {
 		_ = unix.Close(fd)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,10 +71,11 @@ func testPythonClient(t *testing.T, form string) {
 	}
 	res := <-done
 	var said struct {
-		Node string
-		Seq  uint64
+		Node    string
+		Seq     uint64
+		Refusal string
 	}
-	if err := json.Unmarshal(res.out, &said); res.err != nil || err != nil || said.Node != "node-a" || said.Seq != 41 {
+	if err := json.Unmarshal(res.out, &said); res.err != nil || err != nil || said.Node != "node-a" || said.Seq != 41 || !strings.Contains(said.Refusal, "code 9: ") {
 		t.Errorf("client: %v, %v\n%s", res.err, err, res.out)
 	}
 }

@@ -442,6 +442,22 @@ func (c *Client) RegisterRegion(ctx context.Context, fd int, size uint64, l tran
 	return transfer.RegionID(id), err
 }
 
+// RegisterDMABuf lends size bytes of a device's memory, exported as a dma-buf: they begin at its offset, and at its address in
+// this process. The caller keeps its own descriptor, and the memory until the region is removed. Refused by a daemon that
+// has no NIC to reach it with; the engine then stages over host memory.
+func (c *Client) RegisterDMABuf(ctx context.Context, buf transfer.DMABuf, size uint64, l transfer.Layout, flags ...transfer.RegionFlags) (transfer.RegionID, error) {
+	layout, err := l.MarshalBinary()
+	if err != nil {
+		return 0, fmt.Errorf("register dma-buf: %w", err)
+	}
+	m := wire.RegisterDMABuf{Size: size, Offset: buf.Offset, Address: buf.Address, Layout: layout}
+	for _, f := range flags {
+		m.Flags |= uint32(f)
+	}
+	id, err := c.value(ctx, "register dma-buf", m, buf.FD)
+	return transfer.RegionID(id), err
+}
+
 // RemoveRegion revokes the region's leases and returns when they are fenced and the daemon has unmapped it.
 func (c *Client) RemoveRegion(ctx context.Context, id transfer.RegionID) error {
 	_, err := c.value(ctx, "remove region", wire.RemoveRegion{Region: uint64(id)})

@@ -18,7 +18,8 @@ import sys
 
 HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, request id
 EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
-HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING = 0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C
+HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING, REGISTER_DMABUF = (
+    0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C, 0x0D)
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
 PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE, DRAINING = range(0x81, 0x89)
 QUIET = 1
@@ -108,6 +109,11 @@ class Daemon:
 
     def register(self, fd, size, layout):
         return self.answer(self.send(REGISTER_REGION, struct.pack("<QII", size, 0, len(layout)) + layout, fds=[fd]))
+
+    def register_dmabuf(self, fd, size, offset, address, layout):
+        """Memory of a device, exported as a dma-buf: address is where this process has its first byte."""
+        head = struct.pack("<QQQII", size, offset, address, 0, len(layout))
+        return self.answer(self.send(REGISTER_DMABUF, head + layout, fds=[fd]))
 
     def present(self, regions, ticket, peer, tokens, blocks, meta=b""):
         """The regions are those of a shard set, in order of rank."""
@@ -213,6 +219,11 @@ def main(path, engine_id, peer, ticket, form="ring"):
     for rank in range(2):  # two tensor-parallel ranks of one head each
         fd, mem = memory(size)
         mem[size // 2 :] = bytes((i * 7 + 3 + rank) & 0xFF for i in range(size // 2))
+        try:
+            daemon.register_dmabuf(fd, size, 0, 0x7F0000000000, layout(blocks, tokens, head_bytes, rank, 2))
+            raise ValueError("a memfd passed for a device's memory")
+        except Refused as e:
+            refusal = str(e)
         regions.append(daemon.register(fd, size, layout(blocks, tokens, head_bytes, rank, 2)))
     lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [1], b"from python")
     bound = daemon.event(BOUND)
@@ -226,7 +237,7 @@ def main(path, engine_id, peer, ticket, form="ring"):
     daemon.handoff(lease, b"record of python")
     daemon.event(SETTLED)
     daemon.answer(daemon.send(PING, struct.pack("<Q", 1)), PONG)
-    print(json.dumps({"node": daemon.node_id, "seq": pushed["seq"], "first_token": bound["first_token"]}), flush=True)
+    print(json.dumps({"node": daemon.node_id, "seq": pushed["seq"], "refusal": refusal, "first_token": bound["first_token"]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ func fuzz(f *testing.F, typ Type) {
 func FuzzHello(f *testing.F)          { fuzz(f, TypeHello) }
 func FuzzHelloOK(f *testing.F)        { fuzz(f, TypeHelloOK) }
 func FuzzRegisterRegion(f *testing.F) { fuzz(f, TypeRegisterRegion) }
+func FuzzRegisterDMABuf(f *testing.F) { fuzz(f, TypeRegisterDMABuf) }
 func FuzzRemoveRegion(f *testing.F)   { fuzz(f, TypeRemoveRegion) }
 func FuzzPresent(f *testing.F)        { fuzz(f, TypePresent) }
 func FuzzPush(f *testing.F)           { fuzz(f, TypePush) }

@@ -34,6 +34,14 @@ type RegisterRegion struct {
 	Layout []byte
 }
 
+// RegisterDMABuf lends memory of a device; the dma-buf travels beside it. The region begins at Offset of it, and Address is
+// where the engine's process has it.
+type RegisterDMABuf struct {
+	Size, Offset, Address uint64
+	Flags                 uint32
+	Layout                []byte
+}
+
 // RemoveRegion takes memory back. Answered when no lease touches it any more.
 type RemoveRegion struct{ Region uint64 }
 
@@ -120,6 +128,7 @@ type Event struct {
 func (Hello) Type() Type          { return TypeHello }
 func (HelloOK) Type() Type        { return TypeHelloOK }
 func (RegisterRegion) Type() Type { return TypeRegisterRegion }
+func (RegisterDMABuf) Type() Type { return TypeRegisterDMABuf }
 func (RemoveRegion) Type() Type   { return TypeRemoveRegion }
 func (Present) Type() Type        { return TypePresent }
 func (Push) Type() Type           { return TypePush }
@@ -146,6 +155,7 @@ func (m HelloOK) Check() error {
 	return firstError(checkLen("node id", len(m.NodeID), MaxName), checkLen("data address", len(m.DataAddr), MaxName))
 }
 func (m RegisterRegion) Check() error { return checkLen("layout", len(m.Layout), MaxLayout) }
+func (m RegisterDMABuf) Check() error { return checkLen("layout", len(m.Layout), MaxLayout) }
 func (RemoveRegion) Check() error     { return nil }
 func (m Present) Check() error {
 	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
@@ -200,6 +210,15 @@ func (m HelloOK) append(b []byte) []byte {
 
 func (m RegisterRegion) append(b []byte) []byte {
 	b = le.AppendUint64(b, m.Size)
+	b = le.AppendUint32(b, m.Flags)
+	b = le.AppendUint32(b, uint32(len(m.Layout)))
+	return append(b, m.Layout...)
+}
+
+func (m RegisterDMABuf) append(b []byte) []byte {
+	b = le.AppendUint64(b, m.Size)
+	b = le.AppendUint64(b, m.Offset)
+	b = le.AppendUint64(b, m.Address)
 	b = le.AppendUint32(b, m.Flags)
 	b = le.AppendUint32(b, uint32(len(m.Layout)))
 	return append(b, m.Layout...)

@@ -50,6 +50,11 @@ var parsers = map[Type]func(*decoder) Message{
 		m.Layout = d.bytes(d.size("layout", d.u32(), MaxLayout))
 		return m
 	},
+	TypeRegisterDMABuf: func(d *decoder) Message {
+		m := RegisterDMABuf{Size: d.u64(), Offset: d.u64(), Address: d.u64(), Flags: d.u32()}
+		m.Layout = d.bytes(d.size("layout", d.u32(), MaxLayout))
+		return m
+	},
 	TypeRemoveRegion: func(d *decoder) Message { return RemoveRegion{Region: d.u64()} },
 	TypePresent:      parsePresent,
 	TypePush:         parsePush,

@@ -57,6 +57,7 @@ const (
 	TypePing           Type = 0x0a
 	TypeStatus         Type = 0x0b
 	TypeSetupRing      Type = 0x0c
+	TypeRegisterDMABuf Type = 0x0d
 )
 
 // Answers, daemon to engine, carrying the id of their request.
@@ -84,7 +85,8 @@ var typeNames = map[Type]string{
 	TypeHello: "HELLO", TypeRegisterRegion: "REGISTER_REGION", TypeRemoveRegion: "REMOVE_REGION",
 	TypePresent: "PRESENT", TypePush: "PUSH", TypeHandoff: "HANDOFF", TypeBind: "BIND",
 	TypeRefuse: "REFUSE", TypeRevoke: "REVOKE", TypePing: "PING", TypeStatus: "STATUS", TypeSetupRing: "SETUP_RING",
-	TypeHelloOK: "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
+	TypeRegisterDMABuf: "REGISTER_DMABUF",
+	TypeHelloOK:        "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
 	TypePresented: "PRESENTED", TypeBound: "BOUND", TypeRefused: "REFUSED", TypePushed: "PUSHED",
 	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE", TypeDraining: "DRAINING",
 }
@@ -100,7 +102,7 @@ func (t Type) String() string {
 func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeDraining }
 
 // IsRequest tells what an engine may send.
-func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeSetupRing }
+func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeRegisterDMABuf }
 
 // FlagQuiet on a PUSH asks for no OK: only a refusal is answered. It saves engines that push every
 // layer an answer they would not look at; the PUSHED event comes all the same.
