@@ -53,6 +53,7 @@ type fleet struct {
 	mu     sync.Mutex           // guards what follows
 	models map[string]time.Time // last seen
 
+	ways    *channels
 	bars    *bars
 	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
 	stop    chan struct{}
@@ -60,7 +61,7 @@ type fleet struct {
 }
 
 func newFleet(source Source, client *upstream.Client) *fleet {
-	f := &fleet{source: source, client: client, now: time.Now, bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+	f := &fleet{source: source, client: client, now: time.Now, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
 	ch := make(chan struct{})
 	f.changed.Store(&ch)
@@ -90,6 +91,7 @@ func (f *fleet) follow(next <-chan struct{}) {
 func (f *fleet) close() {
 	close(f.stop)
 	<-f.done
+	f.ways.close()
 }
 
 // take makes workers the fleet.
@@ -156,7 +158,7 @@ func (f *fleet) barred(p, d string) bool {
 // view is the snapshot for a decision.
 func (f *fleet) view() *pairing.View {
 	order := *f.order.Load()
-	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred}
+	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred, Channel: f.ways.between}
 	for i, m := range order {
 		c := &v.Workers[i]
 		c.Worker, c.Load = m.w, m.charges.load()

@@ -68,13 +68,15 @@ func (r *Request) saves(c *Candidate) int64 {
 	return 0
 }
 
-// pickPair takes the pair of least summed load among those that fit: one model fingerprint, both with a daemon, not
-// one worker twice. Equal block sizes and tensor-parallel degrees go first, as their copy plans are the cheapest.
+// pickPair takes the pair of least summed load, the transfer's among it, of those that fit: one model fingerprint, both with
+// a daemon, not one worker twice. Equal block sizes and tensor-parallel degrees go first, as their copy plans are the cheapest.
 func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
 	var best struct {
 		p, d  *Candidate
 		score int64
 		same  bool
+		way   Channel
+		known bool
 	}
 	prefills, decodes, pairs := 0, 0, 0
 	for k := range left {
@@ -92,9 +94,10 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 				continue
 			}
 			pairs++
-			score, same := prefillScore(p)+decodeScore(c)-r.saves(p)-r.saves(c), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
+			way, known := v.channel(p, c)
+			score, same := prefillScore(p)+decodeScore(c)-r.saves(p)-r.saves(c)+way.cost(r.PromptTokens), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
 			if best.p == nil || same && !best.same || same == best.same && score < best.score {
-				best.p, best.d, best.score, best.same = p, c, score, same
+				best.p, best.d, best.score, best.same, best.way, best.known = p, c, score, same, way, known
 			}
 		}
 	}
@@ -106,7 +109,11 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 	switch {
 	case best.p != nil:
 		d.Prefill, d.Decode = best.p.Worker, best.d.Worker
-		return true, fmt.Sprintf("pair: least load of %d (prefill %d tokens, decode %d streams)", pairs, best.p.Load.PrefillTokens, best.d.Load.Decodes)
+		why = fmt.Sprintf("pair: least load of %d (prefill %d tokens, decode %d streams)", pairs, best.p.Load.PrefillTokens, best.d.Load.Decodes)
+		if best.known {
+			why += "; " + best.way.words(r.PromptTokens)
+		}
+		return true, why
 	case prefills == 0:
 		return false, "no prefill worker with a node daemon"
 	case decodes == 0:

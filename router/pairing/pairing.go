@@ -70,6 +70,8 @@ type View struct {
 	Workers []Candidate
 	// PairBarred tells whether the two were found unable to work together lately; nil for none.
 	PairBarred func(prefill, decode string) bool
+	// Channel gives what is known of the way of KV cache between two workers; nil: nothing is known.
+	Channel func(prefill, decode *Worker) (Channel, bool)
 }
 
 // Request is what a policy may know of a request.

@@ -1,0 +1,235 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headrace/headrace/router/pairing"
+)
+
+// Node is a node daemon and where it tells of itself.
+type Node struct{ ID, Admin string }
+
+// NodeSource is a Source that knows the daemons too. Pairing then counts with what they measured of their channels.
+type NodeSource interface {
+	// Nodes returns all daemons. The slice is not changed afterwards.
+	Nodes() []Node
+}
+
+const (
+	askEvery     = time.Second
+	askRateMax   = 50 // daemons a second: larger fleets are asked less often
+	askAtOnce    = 8
+	askTimeout   = time.Second
+	askBytesMax  = 8 << 20
+	figuresLast  = 15 * time.Second // a daemon that does not answer is judged by what it said before for so long
+	packetsLeast = 64               // sent between two answers, for a share of them to mean anything
+	againSmooth  = 0.3              // of the newest share
+)
+
+// channels asks the node daemons what they measured, in the background: no request waits for an answer.
+type channels struct {
+	source NodeSource
+	client *http.Client
+	now    func() time.Time
+	nodes  atomic.Pointer[map[string]*nodeFigures] // by node; replaced, never changed
+	stop   context.CancelFunc
+	done   chan struct{}
+}
+
+// nodeFigures is one answer. It is not changed once it is shown.
+type nodeFigures struct {
+	at       time.Time
+	channels map[string]*channelFigures // by peer node
+	tokens   map[string]float64         // bytes a block, by engine
+}
+
+type channelFigures struct {
+	pairing.Channel
+	sent, again uint64 // packets, when asked last
+}
+
+// newChannels starts asking, if the source knows whom.
+func newChannels(source Source) *channels {
+	c := &channels{now: time.Now, done: make(chan struct{}), client: &http.Client{Timeout: askTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}}}
+	c.nodes.Store(&map[string]*nodeFigures{})
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	var ok bool
+	if c.source, ok = source.(NodeSource); !ok {
+		close(c.done)
+		return c
+	}
+	go c.run(ctx)
+	return c
+}
+
+func (c *channels) close() {
+	c.stop()
+	<-c.done
+	c.client.CloseIdleConnections()
+}
+
+func (c *channels) run(ctx context.Context) {
+	defer close(c.done)
+	for {
+		n := c.ask(ctx)
+		timer := time.NewTimer(max(askEvery, time.Duration(n)*time.Second/askRateMax))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}
+
+// ask asks all daemons once and says how many there are.
+func (c *channels) ask(ctx context.Context) int {
+	nodes := c.source.Nodes()
+	old := *c.nodes.Load()
+	fresh := make(map[string]*nodeFigures, len(nodes))
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	turn := make(chan struct{}, askAtOnce)
+	for _, n := range nodes {
+		if n.Admin == "" {
+			continue
+		}
+		turn <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-turn }()
+			f, err := c.askOne(ctx, n.Admin, old[n.ID])
+			if err != nil {
+				f = old[n.ID]
+			}
+			if f != nil {
+				mu.Lock()
+				fresh[n.ID] = f
+				mu.Unlock()
+			}
+		})
+	}
+	asking.Wait()
+	c.nodes.Store(&fresh)
+	return len(nodes)
+}
+
+// nodeStatus is what is read of a daemon's /status.
+type nodeStatus struct {
+	Engines []struct {
+		ID      string `json:"engine_id"`
+		Regions []struct {
+			Bytes  float64 `json:"bytes"`
+			Blocks float64 `json:"blocks"`
+		} `json:"regions"`
+	} `json:"engines"`
+	Channels []struct {
+		Peer     string  `json:"peer_node"`
+		Leaving  bool    `json:"leaving"`
+		LanesUp  int     `json:"lanes_up"`
+		SpeedBps float64 `json:"speed_bytes_per_s"`
+		Backlog  float64 `json:"backlog_bytes"`
+		RTT      float64 `json:"rtt_us"`
+		Wire     struct {
+			Sent  uint64  `json:"sent_packets"`
+			Again uint64  `json:"retransmitted_packets"`
+			RTT   float64 `json:"rtt_us"`
+		} `json:"wire"`
+	} `json:"channels"`
+}
+
+func (c *channels) askOne(ctx context.Context, admin string, before *nodeFigures) (*nodeFigures, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	var s nodeStatus
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask %s: %s", admin, resp.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, askBytesMax)).Decode(&s); err != nil {
+		return nil, fmt.Errorf("ask %s: %w", admin, err)
+	}
+	return s.figures(c.now(), before), nil
+}
+
+func (s *nodeStatus) figures(now time.Time, before *nodeFigures) *nodeFigures {
+	f := &nodeFigures{at: now, channels: make(map[string]*channelFigures), tokens: make(map[string]float64)}
+	for _, e := range s.Engines {
+		for _, r := range e.Regions {
+			if r.Blocks > 0 {
+				f.tokens[e.ID] += r.Bytes / r.Blocks
+			}
+		}
+	}
+	for _, c := range s.Channels {
+		if c.Leaving || c.LanesUp == 0 {
+			continue
+		}
+		x := f.channels[c.Peer]
+		if x == nil {
+			x = &channelFigures{}
+			f.channels[c.Peer] = x
+		}
+		// Two daemons may have dialled each other: either channel may carry the next lease.
+		x.SpeedBps = max(x.SpeedBps, c.SpeedBps)
+		x.BacklogBytes += c.Backlog
+		x.sent += c.Wire.Sent
+		x.again += c.Wire.Again
+		rtt := c.Wire.RTT // the kernel's is of the lanes; a ping waits behind other frames
+		if rtt == 0 {
+			rtt = c.RTT
+		}
+		x.RTT = max(x.RTT, time.Duration(rtt*1e3))
+	}
+	for peer, x := range f.channels {
+		var old *channelFigures
+		if before != nil {
+			old = before.channels[peer]
+		}
+		x.share(old)
+	}
+	return f
+}
+
+// share works out how much was sent again since the answer before.
+func (x *channelFigures) share(old *channelFigures) {
+	if old == nil || x.sent < old.sent || x.again < old.again {
+		return // new, or begun anew
+	}
+	x.AgainShare = old.AgainShare
+	if sent := x.sent - old.sent; sent >= packetsLeast {
+		x.AgainShare += againSmooth * (min(float64(x.again-old.again)/float64(sent), 1) - x.AgainShare)
+	} else if x.again == old.again {
+		x.sent = old.sent // wait until there are enough
+	}
+}
+
+// between is what is known of the way from one worker to another.
+func (c *channels) between(p, d *pairing.Worker) (pairing.Channel, bool) {
+	n := (*c.nodes.Load())[p.NodeID]
+	if n == nil || c.now().Sub(n.at) > figuresLast {
+		return pairing.Channel{}, false
+	}
+	x := n.channels[d.NodeID]
+	if x == nil {
+		return pairing.Channel{}, false
+	}
+	out := x.Channel
+	if p.BlockTokens > 0 {
+		out.TokenBytes = n.tokens[p.ID] / float64(p.BlockTokens)
+	}
+	return out, true
+}
