@@ -29,6 +29,14 @@ var scenarios = []*scenario{
 		steps: []step{{test: "./test/broken"}},
 	},
 	{
+		name: "telemetry", about: "eBPF's counts of TCP lanes under loss beside TCP_INFO",
+		steps: []step{{test: "./transfer/telemetry", skip: "RoCE"}},
+	},
+	{
+		name: "telemetry-roce", about: "eBPF's counts of soft RoCE under loss beside hw_counters", machines: 2,
+		steps: []step{{test: "./transfer/telemetry", run: "RoCE"}},
+	},
+	{
 		name: "bench", about: "rates beside perftest, what a post costs (-args \"--rounds 7 --block 16384,65536,1048576\")", rails: 2,
 		programs: []string{"ib_write_bw", "ib_read_bw", "ib_write_lat"}, headrace: true,
 		steps: []step{{command: []string{"/bin/headrace", "bench", "transfer", "--transport", "rdma", "--region", "16MiB", "--quick", "--part", "posts,sizes,latency,rails,completions"}}},
