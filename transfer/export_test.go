@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"net"
 
 	"golang.org/x/sys/unix"
@@ -69,4 +70,13 @@ func FakeDMABufs() (undo func()) {
 		return uint64(n), err
 	}
 	return func() { dmaBufSize = real }
+}
+
+// DropChannels closes all channels, as if their peers had died.
+func (e *Engine) DropChannels(why string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for c := range e.channels {
+		c.closeSoon(errors.New(why))
+	}
 }
