@@ -73,6 +73,8 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 	deadline, bounded := ctx.Deadline()
 	if !bounded {
 		deadline = time.Now().Add(setupTimeout)
+	} else if s.Spared { // time for the spare transport, if no packet gets through
+		deadline = deadline.Add(-time.Until(deadline) / 2)
 	}
 	if err := l.first(plan, deadline, next); err != nil {
 		return nil, err
@@ -90,7 +92,8 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 	return l, nil
 }
 
-// first makes the lanes of a plan. It fails when none of them can be made, or a stream cannot be had.
+// first makes the lanes of a plan. It fails when a stream cannot be had, or when none of the lanes can be made and nothing
+// else carries meanwhile.
 func (l *link) first(plan []pair, deadline time.Time, next func(i int) (int, net.Conn, error)) error {
 	var streams, failed []error
 	var wg sync.WaitGroup
@@ -125,7 +128,7 @@ func (l *link) first(plan []pair, deadline time.Time, next func(i int) (int, net
 		})
 	}
 	wg.Wait()
-	if len(streams) == 0 && (len(l.lanes) > 0 || len(plan) == 0) {
+	if len(streams) == 0 && (len(l.lanes) > 0 || l.setup.Spared) {
 		return nil
 	}
 	errs := append(streams, failed...)

@@ -75,7 +75,7 @@ func TestSpareCarries(t *testing.T) {
 		rail.Set(false)
 		settle(t, p)
 		c := theChannel(t, p.P.Engine, "TCP carries", func(c transfer.ChannelStatus) bool { return c.Carrier == "tcp" })
-		if c.Fallbacks != uint64(i)+1 || c.Rails[1].BytesSent == before.Rails[1].BytesSent || c.Rails[0].State != "down" || !strings.Contains(c.Why, "the rail is down") {
+		if c.Fallbacks != uint64(i)+1 || c.Rails[1].BytesSent == before.Rails[1].BytesSent || c.Rails[0].State != "down" || !strings.Contains(c.Why, "fake0: the rail is down") {
 			t.Errorf("while the rail is down: %+v", c)
 		}
 		rail.Set(true)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Status is a snapshot.
@@ -98,6 +99,20 @@ func (l *lease) status() LeaseStatus {
 	return s
 }
 
+// downWords says why rails are down; where they do not, the last lane that failed does.
+func downWords(rails []RailStatus, last error) string {
+	var words []string
+	for i := range rails {
+		if rails[i].State == "down" {
+			words = append(words, rails[i].Name+": "+rails[i].Why)
+		}
+	}
+	if len(words) == 0 && last != nil {
+		words = append(words, last.Error())
+	}
+	return strings.Join(words, "; ")
+}
+
 func (c *channel) status() ChannelStatus {
 	rails := c.railStatus()
 	wire := c.gauge.Wire() // asks the kernel: not under the lock
@@ -110,7 +125,7 @@ func (c *channel) status() ChannelStatus {
 	}
 	s.Rails, s.Carrier, s.Fallbacks = rails, c.carrier(), c.fallbacks.Load()
 	if s.Carrier != "" && s.Carrier != s.Transport {
-		s.Why += fmt.Sprintf("; %s carries at present, because no lane of %s is up: %v", s.Carrier, s.Transport, c.lastErr)
+		s.Why += fmt.Sprintf("; %s carries at present, because no lane of %s is up: %s", s.Carrier, s.Transport, downWords(rails, c.lastErr))
 	}
 	s.Wire = wire
 	s.SentBps, s.LandedBps, s.SpeedBps = c.rates.get()
