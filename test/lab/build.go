@@ -13,6 +13,7 @@ import (
 // builder compiles each program once a run.
 type builder struct {
 	dir   string // for what it makes
+	cache string // for what it fetches
 	race  bool
 	tests map[string]built
 	bins  map[string]string
@@ -24,8 +25,8 @@ type built struct {
 	dir  string // the package's
 }
 
-func newBuilder(dir string, race bool) *builder {
-	return &builder{dir: dir, race: race, tests: make(map[string]built), bins: make(map[string]string)}
+func newBuilder(dir, cache string, race bool) *builder {
+	return &builder{dir: dir, cache: cache, race: race, tests: make(map[string]built), bins: make(map[string]string)}
 }
 
 // test compiles a package's tests.

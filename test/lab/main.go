@@ -111,7 +111,7 @@ func lab(ctx context.Context, o *options) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, tool := range []string{"qemu-system-x86_64", "apt-get", "dpkg", "xz"} {
+	for _, tool := range []string{qemuProgram, "apt-get", "dpkg", "xz"} {
 		if lookup(tool) == "" {
 			return fmt.Errorf("%s is not here: let scripts/deps.sh lab install it", tool)
 		}
@@ -137,7 +137,7 @@ func lab(ctx context.Context, o *options) (err error) {
 	} else {
 		defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	}
-	b := newBuilder(work, o.race)
+	b := newBuilder(work, cache, o.race)
 	passed, failed, tests := 0, 0, 0
 	for _, s := range todo {
 		n, err := play(ctx, o, s, k, b)

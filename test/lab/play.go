@@ -20,6 +20,10 @@ const grace = 20 * time.Second
 // play runs a scenario and gives how many tests passed.
 func play(ctx context.Context, o *options, s *scenario, k *kernel, b *builder) (tests int, err error) {
 	limit := s.limit(o)
+	emu, err := findEmulator(ctx, b.cache, s.emulates)
+	if err != nil {
+		return 0, err
+	}
 	dir := filepath.Join(b.dir, s.name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return 0, err
@@ -40,7 +44,7 @@ func play(ctx context.Context, o *options, s *scenario, k *kernel, b *builder) (
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
-	reports, errs := s.boot(ctx, cancel, o, k.vmlinuz, initrd, dir)
+	reports, errs := s.boot(ctx, cancel, o, emu, k.vmlinuz, initrd, dir)
 	for _, r := range reports {
 		tests += r.passed
 	}
@@ -55,7 +59,7 @@ func play(ctx context.Context, o *options, s *scenario, k *kernel, b *builder) (
 }
 
 // boot runs the machines side by side until all have ended.
-func (s *scenario) boot(ctx context.Context, cancel func(), o *options, vmlinuz, initrd, dir string) ([]*report, []error) {
+func (s *scenario) boot(ctx context.Context, cancel func(), o *options, emu *emulator, vmlinuz, initrd, dir string) ([]*report, []error) {
 	n := s.count()
 	reports, errs := make([]*report, n), make([]error, n)
 	var absent *regexp.Regexp
@@ -70,7 +74,7 @@ func (s *scenario) boot(ctx context.Context, cancel func(), o *options, vmlinuz,
 			r.prefix = fmt.Sprintf("vm%d: ", i+1)
 		}
 		reports[i] = r
-		m := machine{scenario: s, number: i + 1, kernel: vmlinuz, initrd: initrd, dir: dir, accel: o.accel, report: r}
+		m := machine{scenario: s, number: i + 1, kernel: vmlinuz, initrd: initrd, dir: dir, accel: o.accel, emulator: emu, report: r}
 		wg.Go(func() {
 			err := m.run(ctx)
 			if err == nil {

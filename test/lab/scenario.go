@@ -24,7 +24,7 @@ type scenario struct {
 	headrace    bool              // the binary, in /bin, named by HEADRACE_BIN
 	files       map[string]string // files or folders of this host, relative to the repository, by path in the machine
 	memory      int               // MiB; 0 is 2048
-	emulator    string            // in place of qemu-system-x86_64
+	emulates    string            // a device that QEMU must have: where this host's has not, a newer one is fetched
 	qemu        []string          // arguments for it, in all machines; {vm} is the machine's number
 	env         []string          // of all steps
 	setup       [][]string        // commands that must succeed first, in all machines, behind the rails' own

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,18 +19,16 @@ type machine struct {
 	kernel, initrd string
 	dir            string // for its console's log and sockets
 	accel          string
+	emulator       *emulator
 	report         *report
 }
 
 // run boots the machine and gives its output to the report.
 func (m *machine) run(ctx context.Context) error {
 	console := filepath.Join(m.dir, fmt.Sprintf("console-%d.log", m.number))
-	memory, emulator := m.scenario.memory, m.scenario.emulator
+	memory := m.scenario.memory
 	if memory == 0 {
 		memory = 2048
-	}
-	if emulator == "" {
-		emulator = "qemu-system-x86_64"
 	}
 	args := []string{
 		"-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35", "-cpu", "max", "-smp", "2", "-m", strconv.Itoa(memory),
@@ -43,7 +40,7 @@ func (m *machine) run(ctx context.Context) error {
 	for _, a := range m.scenario.qemu {
 		args = append(args, strings.ReplaceAll(a, "{vm}", strconv.Itoa(m.number)))
 	}
-	cmd := exec.CommandContext(ctx, emulator, args...)
+	cmd := m.emulator.command(ctx, args...)
 	cmd.WaitDelay = 5 * time.Second
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
