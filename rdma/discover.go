@@ -22,6 +22,7 @@ type port struct {
 	netdev string // of a RoCE port
 	at     place
 	sriov  functions
+	parent []string // names of the physical function, where this daemon made the port's virtual one of it
 	state  cgo.PortAttr
 	rate   uint64 // Mb/s, 0 where the device does not say
 	gid    cgo.GID
@@ -152,6 +153,9 @@ func (r *rail) open(cfg *Config, sys sysfs) (_ *port, ports int) {
 		p.at = sys.placeOf(sys.path("class/net", p.netdev))
 	}
 	p.sriov = sys.functionsOf(p.at.pci)
+	if p.taken(cfg) {
+		p.parent = sys.namesOf(p.sriov.pf)
+	}
 	if r.attr, err = dev.Attr(); err != nil {
 		p.reason = err.Error()
 		return p, 1
@@ -205,6 +209,14 @@ func (p *port) ask(dev asker, cfg *Config) {
 	p.used = true
 }
 
+// taken says whether the port is of a virtual function that this daemon made.
+func (p *port) taken(cfg *Config) bool { return p.at.pci != "" && slices.Contains(cfg.taken, p.at.pci) }
+
+// replaced says whether this daemon made virtual functions of the port's.
+func (p *port) replaced(ports []*port, cfg *Config) bool {
+	return p.at.pci != "" && slices.ContainsFunc(ports, func(v *port) bool { return v.used && v.sriov.pf == p.at.pci && v.taken(cfg) })
+}
+
 // inactive says what is wrong with a port that carries no traffic.
 func (p *port) inactive() string {
 	switch {
@@ -224,9 +236,10 @@ func (p *port) name() string {
 	return p.device
 }
 
-// named says whether a setting's word means this port: its device, device:port, network interface or PCI function.
+// named says whether a setting's word means this port: its device, device:port, network interface or PCI function. What
+// names a physical function means the virtual ones that this daemon made of it, too.
 func (p *port) named(word string) bool {
-	return word == p.device || word == p.device+":"+strconv.Itoa(p.number) || word != "" && (word == p.netdev || word == p.at.pci)
+	return word == p.device || word == p.device+":"+strconv.Itoa(p.number) || word != "" && (word == p.netdev || word == p.at.pci) || slices.Contains(p.parent, word)
 }
 
 // chooseGID takes the entry with that index if one is given; else on InfiniBand the first, on Ethernet one of RoCE v2: for
@@ -325,6 +338,11 @@ const slowerByFar = 4
 func choose(ports []*port, cfg *Config) {
 	var fastest *port
 	for _, p := range ports {
+		if (p.used || p.waits) && p.replaced(ports, cfg) {
+			p.used, p.waits, p.reason = false, false, "the virtual functions that this daemon made of it are used in its place"
+		}
+	}
+	for _, p := range ports {
 		if p.used && (fastest == nil || p.rate > fastest.rate) {
 			fastest = p
 		}
@@ -342,7 +360,14 @@ func choose(ports []*port, cfg *Config) {
 	}
 }
 
-func (p *port) chosen() string { return fmt.Sprintf("%s address %s", p.choice, address(p.gid.Addr)) }
+// chosen says what a port that is used is used with.
+func (p *port) chosen() string {
+	s := fmt.Sprintf("%s address %s", p.choice, address(p.gid.Addr))
+	if p.parent != nil {
+		s += ", on a virtual function that this daemon made"
+	}
+	return s
+}
 
 func gbps(mbps uint64) string { return fmt.Sprintf("%g Gb/s", float64(mbps)/1e3) }
 

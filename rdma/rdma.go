@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,14 +16,20 @@ import (
 
 // Config has useful zero values.
 type Config struct {
-	Devices      []string      // those to use: mlx5_0, mlx5_0:2 for its second port, eth0 or 0000:3b:00.0; empty: all with an active port
-	GIDIndex     *int          // in the ports' tables of addresses; nil chooses, on Ethernet a RoCE v2 address, for IPv4 if there is one
-	PKeyIndex    int           // in the ports' tables of partition keys
-	PKey         uint16        // in place of PKeyIndex where it is not 0: a key that is looked for in the ports' tables
-	ServiceLevel int           // 0 to 15
-	TrafficClass int           // 0 to 255; DSCP is its upper six bits
-	Spin         time.Duration // how long to poll for completions before parking; 0 parks at once
+	Devices      []string       // those to use: mlx5_0, mlx5_0:2 for its second port, eth0 or 0000:3b:00.0; empty: all with an active port
+	GIDIndex     *int           // in the ports' tables of addresses; nil chooses, on Ethernet a RoCE v2 address, for IPv4 if there is one
+	PKeyIndex    int            // in the ports' tables of partition keys
+	PKey         uint16         // in place of PKeyIndex where it is not 0: a key that is looked for in the ports' tables
+	ServiceLevel int            // 0 to 15
+	TrafficClass int            // 0 to 255; DSCP is its upper six bits
+	Spin         time.Duration  // how long to poll for completions before parking; 0 parks at once
+	VFs          []VFs          // virtual functions to make, to use in their physical ones' place, and to put back at the end
+	VFMTU        int            // of their network interfaces; 0 leaves it
+	VFAddresses  []netip.Prefix // for their network interfaces, in their order; none: whoever configures networks here gives them
+	StateDir     string         // where it is written down which functions were made; empty: DefaultStateDir
 	Logger       *slog.Logger
+
+	taken []string // PCI addresses of the virtual functions that were made
 }
 
 // The ranges of settings.
@@ -51,6 +58,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("traffic class %d: use 0 to %d; DSCP d is traffic class 4*d", c.TrafficClass, trafficClassMax)
 	case c.Spin < 0 || c.Spin > spinMax:
 		return fmt.Errorf("spinning for %v: use 0 to %v", c.Spin, spinMax)
+	case c.VFMTU != 0 && (c.VFMTU < 576 || c.VFMTU > 65535):
+		return fmt.Errorf("MTU %d of virtual functions: use 576 to 65535, as 4200 for RDMA packets of 4096 bytes", c.VFMTU)
+	case len(c.VFs) == 0 && (c.VFMTU > 0 || len(c.VFAddresses) > 0):
+		return errors.New("an MTU or addresses for virtual functions, but none are asked for: use --rdma-vfs too")
 	}
 	for _, d := range c.Devices {
 		if d == "" || strings.ContainsAny(d, "/ \t") {
@@ -66,6 +77,7 @@ type transport struct {
 	mu       sync.Mutex
 	ports    []*port // all that were found
 	rails    []*rail // those that are used, open; nil until there are any
+	vfs      *keeper
 	closed   bool
 	regions  map[*transfer.Region]*registration
 	regionMu sync.RWMutex // guards regions; a leaf
@@ -112,6 +124,9 @@ func (t *transport) open() ([]*rail, error) {
 		if err := t.cfg.Validate(); err != nil {
 			return nil, err
 		}
+		if err := t.takeVFs(); err != nil {
+			return nil, err
+		}
 		d, err := discover(&t.cfg, kernelTree)
 		t.ports = d.ports
 		if err != nil {
@@ -128,6 +143,20 @@ func (t *transport) open() ([]*rail, error) {
 		}
 	}
 	return t.rails, nil
+}
+
+// takeVFs makes the virtual functions that are asked for, once.
+func (t *transport) takeVFs() error {
+	if t.vfs != nil {
+		return nil
+	}
+	k := newKeeper(&t.cfg)
+	if err := k.take(&t.cfg); err != nil {
+		return err
+	}
+	t.vfs = k
+	t.cfg.taken = k.functions()
+	return nil
 }
 
 // Ports implements transfer.Porter.
@@ -159,5 +188,9 @@ func (t *transport) Close() error {
 	t.regionMu.Unlock()
 	errs = append(errs, closeAll(t.rails))
 	t.rails = nil
+	if t.vfs != nil { // when nothing of ours is open on them any more
+		errs = append(errs, t.vfs.release())
+		t.vfs = nil
+	}
 	return errors.Join(errs...)
 }

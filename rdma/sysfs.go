@@ -159,6 +159,52 @@ func (s sysfs) virtual(pf string) []string {
 	return vfs
 }
 
+// netdevsOf lists the network interfaces of a PCI function.
+func (s sysfs) netdevsOf(pci string) []string {
+	entries, _ := os.ReadDir(s.path("bus/pci/devices", pci, "net"))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// namesOf lists what people may call a PCI function: its address, network interfaces and RDMA devices.
+func (s sysfs) namesOf(pci string) []string {
+	names := append([]string{pci}, s.netdevsOf(pci)...)
+	entries, _ := os.ReadDir(s.path("bus/pci/devices", pci, "infiniband"))
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// functionNamed gives the address of the PCI function of a network interface, of an RDMA device or of that address; "" where
+// there is none.
+func (s sysfs) functionNamed(word string) string {
+	if pciAddress.MatchString(word) {
+		return s.function(word).pci
+	}
+	if p := s.placeOf(s.path("class/net", word)); p.pci != "" {
+		return p.pci
+	}
+	return s.placeOf(s.path("class/infiniband", word)).pci
+}
+
+// physicalFunctions lists the PCI functions with RDMA devices that can have virtual ones; of those named, where some are.
+func (s sysfs) physicalFunctions(named []string) (list []string) {
+	entries, _ := os.ReadDir(s.path("class/infiniband"))
+	for _, e := range entries {
+		p := port{device: e.Name(), number: 1, netdev: s.netdevOfPort(e.Name(), 1), at: s.placeOf(s.path("class/infiniband", e.Name()))}
+		f := s.functionsOf(p.at.pci)
+		if f.max == 0 || f.pf != "" || slices.Contains(list, p.at.pci) || len(named) > 0 && !slices.ContainsFunc(named, p.named) {
+			continue
+		}
+		list = append(list, p.at.pci)
+	}
+	return list
+}
+
 func (f functions) String() string {
 	switch {
 	case f.pf != "":

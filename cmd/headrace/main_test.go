@@ -98,6 +98,9 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"node --rdma-service-level 16":       "use 0 to 15",
 		"up --rdma-traffic-class 256":        "DSCP d is traffic class 4*d",
 		"up --rdma-devices mlx5_0,,":         `device ""`,
+		"node --rdma-vfs eth0":               "as eth0=2",
+		"node --rdma-vf-mtu 4200":            "use --rdma-vfs too",
+		"up --rdma-vf-addresses 10.0.0.1":    "as 10.1.0.5/24",
 		"up --listen nowhere --model x.gguf": "use HOST:PORT",
 	} {
 		status, out, errOut := call(t, strings.Fields(line)...)
@@ -167,7 +170,7 @@ func TestRDMASettingsAreHandedOn(t *testing.T) {
 	var up rdmaFlags
 	up.add(fs)
 	fs.String("transport", "auto", "")
-	line := []string{"--rdma-devices", "mlx5_0,mlx5_1:2", "--rdma-gid-index=0", "--rdma-pkey", "0x8001", "--rdma-spin", "20us", "--transport", "rdma"}
+	line := []string{"--rdma-devices", "mlx5_0,mlx5_1:2", "--rdma-gid-index=0", "--rdma-pkey", "0x8001", "--rdma-spin", "20us", "--rdma-vfs", "2,eth0=4", "--rdma-vf-addresses", "10.1.0.1/24", "--transport", "rdma"}
 	if err := fs.Parse(line); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +188,7 @@ func TestRDMASettingsAreHandedOn(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
 	}
-	if got.GIDIndex == nil || *got.GIDIndex != 0 || got.PKey != 0x8001 || len(got.Devices) != 2 {
+	if got.GIDIndex == nil || *got.GIDIndex != 0 || got.PKey != 0x8001 || len(got.Devices) != 2 || len(got.VFs) != 2 || len(got.VFAddresses) != 1 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -13,9 +13,11 @@ import (
 
 // rdmaFlags are the settings of the RDMA transport, the same on node and up.
 type rdmaFlags struct {
-	cfg      rdma.Config
-	gidIndex string
-	pkey     string
+	cfg         rdma.Config
+	gidIndex    string
+	pkey        string
+	vfs         []string
+	vfAddresses []string
 }
 
 const rdmaPrefix = "rdma-"
@@ -29,6 +31,9 @@ func (r *rdmaFlags) add(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ServiceLevel, "rdma-service-level", 0, "service level of RDMA packets, 0 to 15; on Ethernet the VLAN priority")
 	fs.IntVar(&c.TrafficClass, "rdma-traffic-class", 0, "traffic class of RDMA packets, 0 to 255: four times their DSCP")
 	fs.DurationVar(&c.Spin, "rdma-spin", 0, "how `long` to look for RDMA completions before sleeping; it takes a processor and saves a wake-up")
+	fs.StringSliceVar(&r.vfs, "rdma-vfs", nil, "SR-IOV virtual functions to make, to use in the physical ones' place and to put back at the end: `N` of each, or of some, as eth0=2; needs root")
+	fs.IntVar(&c.VFMTU, "rdma-vf-mtu", 0, "MTU of the virtual functions' network interfaces (default: as they come)")
+	fs.StringSliceVar(&r.vfAddresses, "rdma-vf-addresses", nil, "`addresses` for them in their order, as 10.1.0.5/24,10.1.0.6/24 (default: whatever configures networks here)")
 }
 
 // config gives the settings, checked.
@@ -47,6 +52,13 @@ func (r *rdmaFlags) config() (rdma.Config, error) {
 			return c, config.Misused(fmt.Errorf("--rdma-pkey %q: use a partition key as 0x8001", r.pkey))
 		}
 		c.PKey = uint16(n)
+	}
+	var err error
+	if c.VFs, err = rdma.ParseVFs(r.vfs); err != nil {
+		return c, config.Misused(fmt.Errorf("--rdma-vfs: %w", err))
+	}
+	if c.VFAddresses, err = rdma.ParseAddresses(r.vfAddresses); err != nil {
+		return c, config.Misused(fmt.Errorf("--rdma-vf-addresses: %w", err))
 	}
 	if err := c.Validate(); err != nil {
 		return c, config.Misused(fmt.Errorf("--rdma settings: %w", err))

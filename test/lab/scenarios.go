@@ -41,4 +41,12 @@ var scenarios = []*scenario{
 		programs: []string{"ib_write_bw", "ib_read_bw", "ib_write_lat"}, headrace: true,
 		steps: []step{{command: []string{"/bin/headrace", "bench", "transfer", "--transport", "rdma", "--region", "16MiB", "--quick", "--part", "posts,sizes,latency,rails,completions"}}},
 	},
+	{
+		name: "vf", about: "rails over SR-IOV virtual functions that the daemon makes of an emulated igb and puts back",
+		rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"},
+		qemu:  []string{"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1", "-netdev", "hubport,id=hub0,hubid=0", "-device", "igb,bus=port0,netdev=hub0,mac=52:54:00:01:00:01,romfile="},
+		setup: [][]string{{"ip", "link", "set", "eth0", "mtu", "2000", "up"}},
+		env:   []string{"LAB_PF=eth0"},
+		steps: []step{{test: "./test/lab/vf"}},
+	},
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // newEngine starts the data plane with the transports asked for, and what measures it from outside; nil: nothing does.
-func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, *telemetry.Telemetry, error) {
+func newEngine(cfg Config, m *metrics, l net.Listener) (_ *transfer.Engine, _ *telemetry.Telemetry, err error) {
 	transports := cfg.Transports
 	if len(transports) == 0 {
 		transports = append(transports, shm.New()) // the local copy where it applies
@@ -22,6 +22,13 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (*transfer.Engine, *telem
 		}
 		transports = append(transports, tcp.New(tcp.Config{Congestion: cfg.Congestion})) // and the last rail
 	}
+	defer func() {
+		if err != nil { // the engine would have: a transport may have changed the host, and is to put it back
+			for _, t := range transports {
+				err = errors.Join(err, t.Close())
+			}
+		}
+	}()
 	sum, err := transfer.ParseChecksum(cfg.Checksum)
 	if err != nil {
 		return nil, nil, err
