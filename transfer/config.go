@@ -33,6 +33,9 @@ type Config struct {
 	DialTimeout  time.Duration // 3 s for dialling, handshake and lanes
 	FenceGrace   time.Duration // 20 ms to agree, then force
 
+	// Examiner answers a peer that asks what this host can do; nil: nobody may ask. The connection is closed when it returns.
+	Examiner func(ctx context.Context, conn net.Conn) error
+
 	Limits  Limits
 	Logger  *slog.Logger
 	Metrics Metrics

@@ -28,6 +28,7 @@ type Engine struct {
 	rate       *bucket
 	book       *ticketBook
 	handshakes chan struct{}
+	exams      chan struct{}
 	ctx        context.Context
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup
@@ -62,7 +63,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Logger.With("node", cfg.NodeID), rate: newBucket(cfg.RateLimit), book: newTicketBook(cfg.Limits.Tickets),
-		handshakes: make(chan struct{}, cfg.Limits.Handshakes), clients: make(map[string]*Client),
+		handshakes: make(chan struct{}, cfg.Limits.Handshakes), exams: make(chan struct{}, examsMax), clients: make(map[string]*Client),
 		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall), skewed: make(map[string]*skewedPeer),
 	}
 	e.drain.init(cfg.Successor)

@@ -10,7 +10,7 @@ package transfer
 //	     0    8 magic "HEADRACE"
 //	     8    2 lowest protocol version it speaks
 //	    10    2 highest
-//	    12    2 kind: 1 control, 2 lane, 3 lane of the transport that carries on where the channel's own has no lane
+//	    12    2 kind: 1 control, 2 lane, 3 lane of the transport that carries on where the channel's own has no lane, 4 examination
 //	    14    2 lane, 0 in control connections
 //	    16   16 channel: random, drawn by the dialling end, the same on a channel's control connection and lanes
 //	    32   32 nonce
@@ -74,6 +74,7 @@ const (
 	kindControl = 1
 	kindLane    = 2
 	kindSpare   = 3
+	kindExam    = 4
 
 	statusOK          = 0
 	statusNoVersion   = 1
@@ -160,7 +161,7 @@ func parseHello(b []byte) (*hello, error) {
 	h := &hello{versionMin: le.Uint16(b[8:]), versionMax: le.Uint16(b[10:]), kind: le.Uint16(b[12:]), lane: le.Uint16(b[14:])}
 	copy(h.channel[:], b[16:])
 	copy(h.nonce[:], b[32:])
-	if h.kind < kindControl || h.kind > kindSpare || h.kind == kindControl && h.lane != 0 || h.versionMin > h.versionMax {
+	if h.kind < kindControl || h.kind > kindExam || (h.kind == kindControl || h.kind == kindExam) && h.lane != 0 || h.versionMin > h.versionMax {
 		return nil, fmt.Errorf("%w: hello of kind %d, lane %d, versions %d to %d", ErrProtocol, h.kind, h.lane, h.versionMin, h.versionMax)
 	}
 	var err error

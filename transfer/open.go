@@ -260,8 +260,14 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 	full := !offer(e.handshakes, struct{}{})
 	var c *channel
 	var h *hello
+	examined := false
 	err := withDeadline(e.ctx, conn, e.cfg.DialTimeout, func() (err error) {
 		h, err = acceptHandshake(conn, e.cfg.ClusterKey, e.identity(), full, func(h *hello) (status uint16) {
+			if h.kind == kindExam {
+				status = e.admitExam()
+				examined = status == statusOK
+				return status
+			}
 			if h.kind != kindControl {
 				c, status = e.expectLane(h)
 				return status
@@ -282,6 +288,9 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		<-e.handshakes
 	}
 	if err != nil {
+		if examined {
+			<-e.exams
+		}
 		conn.Close()
 		e.totals.handshakes.Add(1)
 		if errors.Is(err, ErrVersion) {
@@ -291,6 +300,10 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		if c != nil && h == nil && c.conn == conn {
 			c.close(err)
 		}
+		return
+	}
+	if examined {
+		e.examine(conn, h)
 		return
 	}
 	if h.kind != kindControl && c.currentLink() != nil {

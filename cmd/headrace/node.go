@@ -73,6 +73,8 @@ func (a *app) node() *cobra.Command {
 			cfg.AllowUIDs = append(cfg.AllowUIDs, uint32(u))
 		}
 		cfg.Build = version.Get().Version
+		exam := examiner(cfg.NodeID)
+		cfg.Examiner = exam.Serve
 		ctx, stop := signalled(cmd, p.parentFD, terminal())
 		defer stop()
 		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()

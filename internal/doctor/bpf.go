@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
 // bpfAnswers is what the kernel said to a program of two instructions.
@@ -33,7 +35,26 @@ func askBPF() bpfAnswers {
 
 // checkBPF looks at what telemetry by eBPF takes. Without, the same figures come from TCP_INFO and the devices' counters.
 func (h *host) checkBPF() []Check {
-	return []Check{h.checkPrograms(), h.checkTypes(), h.checkControlGroups(), h.checkProbes()}
+	checks := []Check{h.checkPrograms(), h.checkTypes(), h.checkControlGroups(), h.checkProbes()}
+	for _, c := range checks {
+		if c.Answer == Lacking {
+			return checks // the attempts would say the same in other words
+		}
+	}
+	return append(checks, h.checkMeasurements()...)
+}
+
+// checkMeasurements tries what the daemon would attach, and takes it away again.
+func (h *host) checkMeasurements() (checks []Check) {
+	words := map[telemetry.Answer]Answer{telemetry.Yes: Yes, telemetry.No: Lacking}
+	for _, c := range h.seen() {
+		answer, known := words[c.Answer]
+		if !known {
+			answer = Unknown
+		}
+		checks = append(checks, Check{Name: "measuring " + c.Name, Answer: answer, Detail: c.Reason, Remedy: c.Remedy})
+	}
+	return checks
 }
 
 const withoutBPF = "; without, telemetry reads TCP_INFO and the devices' counters"

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/headrace/headrace/cgo"
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
 func files(m map[string]string) fstest.MapFS {
@@ -153,7 +154,11 @@ func fake(m map[string]string) *host {
 		},
 		access: func(string) error { return nil }, adjust: func() (unix.Timex, int, error) { return unix.Timex{Maxerror: 5000}, unix.TIME_OK, nil },
 		pause: func(string) (pauseParam, error) { return pauseParam{}, unix.EOPNOTSUPP }, pfc: func(string) (pfcState, error) { return pfcState{1 << 3}, nil },
-		bpf: func() bpfAnswers { return bpfAnswers{} }, find: func(p string) bool { return p == "chronyc" },
+		bpf: func() bpfAnswers { return bpfAnswers{} }, cuda: func(string) gpus { return gpus{reason: "no GPU"} },
+		seen: func() []telemetry.Capability {
+			return []telemetry.Capability{{Name: "sockets", Answer: telemetry.Yes, Reason: "can be attached"}}
+		},
+		find: func(p string) bool { return p == "chronyc" },
 	}
 }
 
@@ -245,35 +250,47 @@ var sickHosts = map[string]sick{
 		check: "kernel modules", answer: Lacking, detail: "not loaded", fix: "modprobe ib_uverbs"},
 	"no ib_uverbs to load": {files: map[string]string{"sys/module/ib_uverbs/refcnt": "-", "sys/class/infiniband_verbs/uverbs0/ibdev": "-", "sys/class/infiniband_verbs/uverbs0/dev": "-", "proc/sys/kernel/osrelease": "6.1.0-1-cloud-amd64"},
 		check: "kernel modules", answer: Lacking, detail: "none to load", fix: "apt-get install -y linux-image-amd64"},
-	"no device":             {change: noDevice, check: "devices", answer: Lacking, detail: "none", fix: "rdma link add rxe0 type rxe netdev d0"},
-	"no device, no rxe":     {change: noDevice, files: without("sys/module/rdma_rxe/refcnt"), check: "devices", answer: Lacking, detail: "none", fix: "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev d0"},
-	"no device file":        {files: without("dev/infiniband/uverbs0"), check: "device files", answer: Lacking, detail: "is not there", fix: "mkdir -p /dev/infiniband && mknod -m 0666 /dev/infiniband/uverbs0 c 231 192"},
-	"closed device file":    {change: func(h *host) { h.access = func(string) error { return unix.EACCES } }, check: "device files", answer: Lacking, detail: "may not open", fix: "chmod 0666 /dev/infiniband/uverbs0"},
-	"port switched off":     {files: map[string]string{gidBase + "state": "1: DOWN", "sys/class/net/d0/flags": "0x82"}, check: "rxe0/1 state", answer: Lacking, detail: "switched off", fix: "ip link set dev d0 up"},
-	"port without carrier":  {files: map[string]string{gidBase + "state": "1: DOWN"}, check: "rxe0/1 state", answer: Lacking, detail: "down, on d0"},
-	"no subnet manager":     {files: map[string]string{gidBase + "state": "2: INIT", gidBase + "link_layer": "InfiniBand"}, check: "rxe0/1 state", answer: Lacking, detail: "subnet manager", fix: "apt-get install -y opensm"},
-	"address of the link":   {files: without(gidBase + "gids/1"), check: "rxe0/1 address", answer: Lacking, detail: "GID index 0, RoCE v2, fe80:", fix: "ip addr add ADDRESS/PREFIX dev d0"},
-	"only RoCE v1":          {files: map[string]string{gidBase + "gid_attrs/types/0": "IB/RoCE v1", gidBase + "gid_attrs/types/1": "IB/RoCE v1"}, check: "rxe0/1 address", answer: Lacking, detail: "none of them RoCE v2", fix: "ip addr add"},
-	"no address":            {files: without(gidBase+"gids/0", gidBase+"gids/1"), check: "rxe0/1 address", answer: Lacking, detail: "no GID", fix: "ip addr add"},
-	"an IPv6 address":       {files: map[string]string{gidBase + "gids/1": "2001:0db8:0000:0000:0000:0000:0000:0001"}, check: "rxe0/1 address", answer: Yes, detail: "GID index 1, RoCE v2, 2001:"},
-	"MTU of Ethernet":       {change: mtu(1024), files: map[string]string{"sys/class/net/d0/mtu": "1500"}, check: "rxe0/1 MTU", answer: Lacking, detail: "1024 bytes; that of d0 is 1500", fix: "ip link set dev d0 mtu 4200"},
-	"MTU of the device":     {change: mtu(1024), check: "rxe0/1 MTU", answer: Lacking, detail: "could do 4096"},
-	"device does not open":  {change: func(h *host) { h.ports = func(string, int) (library, error) { return library{}, unix.EMFILE } }, check: "rxe0/1 MTU", answer: Unknown, detail: "too many"},
-	"no flow control":       {card: true, change: func(h *host) { h.pfc = func(string) (pfcState, error) { return pfcState{}, nil } }, check: "mlx5_0/1 congestion", answer: Lacking, detail: "no priority", fix: "dcb pfc set dev d0 prio-pfc all:off 3:on"},
-	"mute about flow":       {card: true, change: muteFlow, check: "mlx5_0/1 congestion", answer: Unknown, detail: "tells nothing"},
-	"flow control off":      {card: true, change: func(h *host) { muteFlow(h); h.pause = func(string) (pauseParam, error) { return pauseParam{}, nil } }, check: "mlx5_0/1 congestion", answer: Lacking, detail: "no flow", fix: "ethtool -A d0 rx on tx on"},
-	"losses are shown":      {card: true, files: map[string]string{"sys/class/infiniband/mlx5_0/ports/1/hw_counters/out_of_sequence": "7"}, check: "mlx5_0/1 congestion", answer: Yes, detail: "7 packets out of order"},
-	"narrow slot":           {card: true, files: map[string]string{pciBase + "current_link_width": "8"}, check: "mlx5_0 PCIe link", answer: Lacking, detail: "8 lanes of 16.0 GT/s PCIe, 16 lanes"},
-	"strict ordering":       {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)}, check: "mlx5_0 relaxed ordering", answer: Lacking, detail: "not allowed", fix: "setpci -s 0000:01:00.0 CAP_EXP+8.w=0010:0010"},
-	"closed configuration":  {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)[:64]}, check: "mlx5_0 relaxed ordering", answer: Unknown, detail: "root"},
-	"translating IOMMU":     {card: true, files: map[string]string{pciBase + "iommu_group/type": "DMA-FQ\n"}, check: "mlx5_0 IOMMU", answer: Lacking, detail: "DMA-FQ", fix: "update-grub"},
-	"passing IOMMU":         {card: true, files: map[string]string{pciBase + "iommu_group/type": "identity\n"}, check: "mlx5_0 IOMMU", answer: Yes, detail: "passes"},
-	"redirecting bridge":    {card: true, files: map[string]string{"sys/devices/pci0000:00/0000:00:01.0/config": redirecting()}, check: "mlx5_0 way to GPUs", answer: Lacking, detail: "0000:00:01.0", fix: "setpci -s 0000:00:01.0 ECAP_ACS+6.w=0000"},
-	"no virtual functions":  {card: true, files: map[string]string{pciBase + "sriov_numvfs": "0"}, check: "d0 virtual functions", answer: Lacking, detail: "none of 8", fix: "echo 4 > /sys/class/net/d0/device/sriov_numvfs"},
-	"no dma-buf":            {card: true, change: mtu(4096), check: "mlx5_0 dma-buf", answer: Lacking, detail: "not supported"},
-	"GPU without driver":    {card: true, files: map[string]string{"sys/bus/pci/devices/0000:02:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:02:00.0/class": "0x030200"}, check: "GPUs", answer: Lacking, detail: "1 of NVIDIA"},
-	"GPU":                   {card: true, files: map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1\n"}, check: "GPU memory over RDMA", answer: Yes, detail: "dma-buf, with mlx5_0"},
-	"GPU without peermem":   {card: true, files: map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535\n", "lib/modules/6.1.0-1-amd64/modules.dep": "updates/nvidia-peermem.ko: x\n"}, check: "GPU memory over RDMA", answer: Lacking, detail: "not loaded", fix: "modprobe nvidia-peermem"},
+	"no device":            {change: noDevice, check: "devices", answer: Lacking, detail: "none", fix: "rdma link add rxe0 type rxe netdev d0"},
+	"no device, no rxe":    {change: noDevice, files: without("sys/module/rdma_rxe/refcnt"), check: "devices", answer: Lacking, detail: "none", fix: "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev d0"},
+	"no device file":       {files: without("dev/infiniband/uverbs0"), check: "device files", answer: Lacking, detail: "is not there", fix: "mkdir -p /dev/infiniband && mknod -m 0666 /dev/infiniband/uverbs0 c 231 192"},
+	"closed device file":   {change: func(h *host) { h.access = func(string) error { return unix.EACCES } }, check: "device files", answer: Lacking, detail: "may not open", fix: "chmod 0666 /dev/infiniband/uverbs0"},
+	"port switched off":    {files: map[string]string{gidBase + "state": "1: DOWN", "sys/class/net/d0/flags": "0x82"}, check: "rxe0/1 state", answer: Lacking, detail: "switched off", fix: "ip link set dev d0 up"},
+	"port without carrier": {files: map[string]string{gidBase + "state": "1: DOWN"}, check: "rxe0/1 state", answer: Lacking, detail: "down, on d0"},
+	"no subnet manager":    {files: map[string]string{gidBase + "state": "2: INIT", gidBase + "link_layer": "InfiniBand"}, check: "rxe0/1 state", answer: Lacking, detail: "subnet manager", fix: "apt-get install -y opensm"},
+	"address of the link":  {files: without(gidBase + "gids/1"), check: "rxe0/1 address", answer: Lacking, detail: "GID index 0, RoCE v2, fe80:", fix: "ip addr add ADDRESS/PREFIX dev d0"},
+	"only RoCE v1":         {files: map[string]string{gidBase + "gid_attrs/types/0": "IB/RoCE v1", gidBase + "gid_attrs/types/1": "IB/RoCE v1"}, check: "rxe0/1 address", answer: Lacking, detail: "none of them RoCE v2", fix: "ip addr add"},
+	"no address":           {files: without(gidBase+"gids/0", gidBase+"gids/1"), check: "rxe0/1 address", answer: Lacking, detail: "no GID", fix: "ip addr add"},
+	"an IPv6 address":      {files: map[string]string{gidBase + "gids/1": "2001:0db8:0000:0000:0000:0000:0000:0001"}, check: "rxe0/1 address", answer: Yes, detail: "GID index 1, RoCE v2, 2001:"},
+	"MTU of Ethernet":      {change: mtu(1024), files: map[string]string{"sys/class/net/d0/mtu": "1500"}, check: "rxe0/1 MTU", answer: Lacking, detail: "1024 bytes; that of d0 is 1500", fix: "ip link set dev d0 mtu 4200"},
+	"MTU of the device":    {change: mtu(1024), check: "rxe0/1 MTU", answer: Lacking, detail: "could do 4096"},
+	"device does not open": {change: func(h *host) { h.ports = func(string, int) (library, error) { return library{}, unix.EMFILE } }, check: "rxe0/1 MTU", answer: Unknown, detail: "too many"},
+	"no flow control":      {card: true, change: func(h *host) { h.pfc = func(string) (pfcState, error) { return pfcState{}, nil } }, check: "mlx5_0/1 congestion", answer: Lacking, detail: "no priority", fix: "dcb pfc set dev d0 prio-pfc all:off 3:on"},
+	"mute about flow":      {card: true, change: muteFlow, check: "mlx5_0/1 congestion", answer: Unknown, detail: "tells nothing"},
+	"flow control off":     {card: true, change: func(h *host) { muteFlow(h); h.pause = func(string) (pauseParam, error) { return pauseParam{}, nil } }, check: "mlx5_0/1 congestion", answer: Lacking, detail: "no flow", fix: "ethtool -A d0 rx on tx on"},
+	"losses are shown":     {card: true, files: map[string]string{"sys/class/infiniband/mlx5_0/ports/1/hw_counters/out_of_sequence": "7"}, check: "mlx5_0/1 congestion", answer: Yes, detail: "7 packets out of order"},
+	"narrow slot":          {card: true, files: map[string]string{pciBase + "current_link_width": "8"}, check: "mlx5_0 PCIe link", answer: Lacking, detail: "8 lanes of 16.0 GT/s PCIe, 16 lanes"},
+	"strict ordering":      {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)}, check: "mlx5_0 relaxed ordering", answer: Lacking, detail: "not allowed", fix: "setpci -s 0000:01:00.0 CAP_EXP+8.w=0010:0010"},
+	"closed configuration": {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)[:64]}, check: "mlx5_0 relaxed ordering", answer: Unknown, detail: "root"},
+	"translating IOMMU":    {card: true, files: map[string]string{pciBase + "iommu_group/type": "DMA-FQ\n"}, check: "mlx5_0 IOMMU", answer: Lacking, detail: "DMA-FQ", fix: "update-grub"},
+	"passing IOMMU":        {card: true, files: map[string]string{pciBase + "iommu_group/type": "identity\n"}, check: "mlx5_0 IOMMU", answer: Yes, detail: "passes"},
+	"redirecting bridge":   {card: true, files: map[string]string{"sys/devices/pci0000:00/0000:00:01.0/config": redirecting()}, check: "mlx5_0 way to GPUs", answer: Lacking, detail: "0000:00:01.0", fix: "setpci -s 0000:00:01.0 ECAP_ACS+6.w=0000"},
+	"no virtual functions": {card: true, files: map[string]string{pciBase + "sriov_numvfs": "0"}, check: "d0 virtual functions", answer: Lacking, detail: "none of 8", fix: "echo 4 > /sys/class/net/d0/device/sriov_numvfs"},
+	"no dma-buf":           {card: true, change: mtu(4096), check: "mlx5_0 dma-buf", answer: Lacking, detail: "not supported"},
+	"GPU without driver": {card: true, files: map[string]string{"sys/bus/pci/devices/0000:02:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:02:00.0/class": "0x030200"},
+		change: withGPUs(gpus{reason: "libcuda.so.1 cannot be opened", remedy: "install the driver"}), check: "GPUs", answer: Lacking, detail: "1 of NVIDIA on the bus: libcuda"},
+	"GPU with its driver unloaded": {card: true, files: map[string]string{"sys/bus/pci/devices/0000:02:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:02:00.0/class": "0x030200", "lib/modules/6.1.0-1-amd64/modules.dep": "updates/nvidia.ko: x\n"},
+		change: withGPUs(gpus{reason: "no GPU", remedy: "nvidia-smi"}), check: "GPUs", answer: Lacking, detail: "1 of NVIDIA on the bus", fix: "modprobe nvidia"},
+	"odd GPU":                          {change: withGPUs(gpus{reason: "driver and library differ", remedy: "boot", unsure: true}), check: "GPUs", answer: Unknown, detail: "differ"},
+	"GPUs":                             {card: true, change: withGPUs(twoGPUs("")), check: "GPUs", answer: Yes, detail: "2 x H200 (150 GB), CUDA 12.4"},
+	"GPUs in reach":                    {card: true, change: withGPUs(twoGPUs("")), check: "GPU memory over RDMA", answer: Yes, detail: "by dma-buf, with mlx5_0"},
+	"GPUs out of reach":                {card: true, change: withGPUs(twoGPUs("open modules")), check: "GPU memory over RDMA", answer: Lacking, detail: "by dma-buf"},
+	"GPUs, and a card without dma-buf": {card: true, change: func(h *host) { mtu(4096)(h); withGPUs(twoGPUs(""))(h) }, check: "GPU memory over RDMA", answer: Lacking, detail: "no RDMA device takes"},
+	"GPUs without RDMA":                {change: func(h *host) { noDevice(h); withGPUs(twoGPUs(""))(h) }, check: "GPU memory over RDMA", answer: Unknown, detail: "no RDMA device"},
+	"no measuring": {change: func(h *host) {
+		h.seen = func() []telemetry.Capability {
+			return []telemetry.Capability{{Name: "sockets", Answer: telemetry.No, Reason: "no", Remedy: "do"}}
+		}
+	}, check: "measuring sockets", answer: Lacking, detail: "no"},
 	"no eBPF for this user": {change: noBPF(unix.EPERM), check: "programs", answer: Lacking, detail: "may not", fix: "setcap cap_bpf,"},
 	"no eBPF in the kernel": {change: noBPF(unix.ENOSYS), check: "programs", answer: Lacking, detail: "no eBPF"},
 	"odd eBPF":              {change: noBPF(unix.EINVAL), check: "programs", answer: Unknown, detail: "invalid"},
@@ -288,6 +305,15 @@ func verbs(v cgo.Verbs) func(h *host) {
 
 func noBPF(err error) func(h *host) {
 	return func(h *host) { h.bpf = func() bpfAnswers { return bpfAnswers{err} } }
+}
+
+func withGPUs(g gpus) func(h *host) {
+	return func(h *host) { h.cuda = func(string) gpus { return g } }
+}
+
+func twoGPUs(remedy string) gpus {
+	g := gpu{name: "H200", memory: 150e9, hint: "NICs reach its memory by dma-buf", remedy: remedy}
+	return gpus{list: []gpu{g, g}, version: 12040}
 }
 
 func muteFlow(h *host) { h.pfc = func(string) (pfcState, error) { return pfcState{}, unix.EOPNOTSUPP } }

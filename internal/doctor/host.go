@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/headrace/headrace/cgo"
+	"github.com/headrace/headrace/transfer/telemetry"
 )
 
 // host is what the checks look at: files, and what must be asked by other means.
@@ -27,13 +28,15 @@ type host struct {
 	pause  func(netdev string) (pauseParam, error)
 	pfc    func(netdev string) (pfcState, error)
 	bpf    func() bpfAnswers
+	cuda   func(kernelModules string) gpus
+	seen   func() []telemetry.Capability
 	find   func(program string) bool
 }
 
 // here is the host that this process runs on.
 func here(root fs.FS) *host {
 	return &host{
-		root: root, verbs: cgo.Probe, ports: askLibrary, adjust: adjtimex, pause: ethtoolPause, pfc: dcbPFC, bpf: askBPF, find: onPath,
+		root: root, verbs: cgo.Probe, ports: askLibrary, adjust: adjtimex, pause: ethtoolPause, pfc: dcbPFC, bpf: askBPF, cuda: askCUDA, seen: telemetry.Probe, find: onPath,
 		rlimit: func(which int) (l unix.Rlimit, err error) { return l, unix.Getrlimit(which, &l) },
 		access: func(name string) error { return unix.Access(name, unix.R_OK|unix.W_OK) },
 	}

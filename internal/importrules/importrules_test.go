@@ -42,7 +42,7 @@ var rules = []rule{
 	{of: "=worker", may: []string{"worker", "=transfer", "transfer/node/nodeclient", "internal/hostmem", "internal/memfd", "internal/openai"}, tests: []string{"internal", "transfer", "router"}, why: "it joins the engine's parts and knows neither router nor registry"},
 	{of: "worker", may: []string{"worker", "internal/memfd"}, tests: []string{"internal"}, why: "models, kernels and tokenizers stand alone"},
 	{of: "bench", may: []string{"transfer", "rdma", "router", "worker", "internal", "bench", "scheduler", "planner", "cgo"}, why: "benchmarks drive the parts as users do"},
-	{of: "internal/doctor", may: []string{"cgo", "internal"}, why: "it probes what the others would use"},
+	{of: "internal/doctor", may: []string{"cgo", "=transfer", "transfer/telemetry", "internal"}, why: "it probes what the others would use"},
 	{of: "internal", may: []string{"internal"}, why: "what everybody may import must not pull in the parts"},
 }
 

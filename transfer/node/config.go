@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,6 +34,7 @@ type Config struct {
 	Admin      string          // "127.0.0.1:0"; empty: no HTTP
 	Debug      bool            // pause points and rate over HTTP
 	AllowUIDs  []uint32
+	Examiner   func(ctx context.Context, conn net.Conn) error // answers `headrace doctor --peer`; nil: nobody
 	Limits     transfer.Limits
 	Logger     *slog.Logger
 	OnReady    func(Ready) // called once, when everything listens

@@ -37,7 +37,7 @@ func newEngine(cfg Config, m *metrics, l net.Listener) (_ *transfer.Engine, _ *t
 		NodeID: cfg.NodeID, Epoch: cfg.Epoch, ClusterKey: cfg.ClusterKey, Listen: cfg.Listen, Advertise: cfg.Advertise,
 		Transports: transports, Transport: cfg.Transport, Lanes: cfg.Lanes, RateLimit: cfg.RateLimit, Checksum: sum, Method: cfg.Method,
 		Listener: l, Successor: cfg.Takeover,
-		PingInterval: cfg.PingInterval, DeadAfter: cfg.Silence, Limits: cfg.Limits, Logger: cfg.Logger, Metrics: m,
+		Examiner: cfg.Examiner, PingInterval: cfg.PingInterval, DeadAfter: cfg.Silence, Limits: cfg.Limits, Logger: cfg.Logger, Metrics: m,
 	}
 	if cfg.Debug {
 		tc.Pauses = transfer.NewPauses()
