@@ -77,7 +77,7 @@ lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-sce
 
 .PHONY: gpu
 gpu: ## prove on this host's GPU what is only simulated elsewhere; fails where there is none
-	HEADRACE_GPU=1 go test -count=1 -v -run 'TestGPU|TestProbeCUDA' ./cgo/... $(ARGS)
+	HEADRACE_GPU=1 go test -count=1 -v -run 'TestGPU|TestProbeCUDA' ./cgo ./worker/gpumem $(ARGS)
 
 .PHONY: lint
 lint: ## run golangci-lint, or go vet where it cannot be had

@@ -28,7 +28,7 @@ func (x *GPUContext) Free(addr uint64) error {
 	return x.counted(&gpuLive.memory, -1, cudaFree(x.d.c, x.c, addr), "free memory at %#x", addr)
 }
 
-// Fill sets every byte.
+// Fill sets every byte, and returns when they are set.
 func (x *GPUContext) Fill(addr uint64, b byte, bytes uint64) error {
 	return x.check(cudaFill(x.d.c, x.c, addr, b, bytes), "fill %d bytes at %#x", bytes, addr)
 }

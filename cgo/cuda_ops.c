@@ -26,7 +26,15 @@ static void *host(uint64_t address) { return (void *)(uintptr_t)address; }
 
 int hr_cuda_alloc(struct hr_cuda *d, void *ctx, uint64_t bytes, uint64_t *ptr) { IN(d, ctx, d->alloc(ptr, bytes)); }
 int hr_cuda_free(struct hr_cuda *d, void *ctx, uint64_t ptr) { IN(d, ctx, d->free(ptr)); }
-int hr_cuda_fill(struct hr_cuda *d, void *ctx, uint64_t ptr, uint32_t byte, uint64_t bytes) { IN(d, ctx, d->fill(ptr, (unsigned char)byte, bytes)); }
+
+/* The driver's own fill returns before it is done, and streams that do not block do not wait for it. */
+static int fill(struct hr_cuda *d, uint64_t ptr, uint32_t byte, uint64_t bytes)
+{
+	int r = d->fill(ptr, (unsigned char)byte, bytes);
+	return r ? r : d->stream_sync(NULL);
+}
+
+int hr_cuda_fill(struct hr_cuda *d, void *ctx, uint64_t ptr, uint32_t byte, uint64_t bytes) { IN(d, ctx, fill(d, ptr, byte, bytes)); }
 
 int hr_cuda_host_alloc(struct hr_cuda *d, void *ctx, uint64_t bytes, uint64_t *ptr)
 {

@@ -429,7 +429,7 @@ func (l *sourceLease) bound(m *boundMsg) error {
 		return err
 	}
 	l.mu.Lock()
-	if err := l.canLeave(m.keys); err != nil && l.state == LeaseOpen {
+	if err := l.canLeave(m.keys); err != nil && l.state == LeaseOpen && m.firstToken != l.tokens {
 		l.mu.Unlock()
 		return err
 	}

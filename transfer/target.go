@@ -45,7 +45,7 @@ func (l *targetLease) bind(regions []*Region, req *BindReq) (boundMsg, error) {
 			return m, fmt.Errorf("%w: region %d is read-only", ErrRegion, r.id)
 		}
 	}
-	if err := allReachable(regions, ch.transport); err != nil {
+	if err := allReachable(regions, ch.transport); err != nil && req.FirstToken != l.tokens { // else nothing is wanted
 		return m, err
 	}
 	layouts := layoutsOf(regions)

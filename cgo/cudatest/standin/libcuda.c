@@ -530,9 +530,9 @@ int cuStreamDestroy_v2(void *s)
 }
 int cuStreamSynchronize(void *s)
 {
-	CALL("");
+	CALL("%s", s ? "" : "default");
 	IN_CONTEXT;
-	return s ? OK : BAD_HANDLE;
+	return OK;
 }
 int cuStreamWaitEvent(void *s, void *e, unsigned flags)
 {
