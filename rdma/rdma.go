@@ -171,6 +171,13 @@ func (t *transport) Ports() []transfer.PortStatus {
 		}
 		list = append(list, now.status(kernelTree))
 	}
+	var spots []spot
+	t.regionMu.RLock()
+	for _, g := range t.regions {
+		spots = append(spots, g.spot)
+	}
+	t.regionMu.RUnlock()
+	rank(list, t.ports, spots, kernelTree)
 	return list
 }
 

@@ -19,6 +19,8 @@ import (
 type registration struct {
 	base uint64
 	mrs  []*cgo.MR // by rail
+	spot spot
+	near []float64 // each rail to the region
 }
 
 func (g *registration) close() error {
@@ -114,6 +116,11 @@ func (t *transport) Register(r *transfer.Region) ([]byte, error) {
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return nil, errors.Join(err, g.close())
+	}
+	g.spot = kernelTree.spotOf(r)
+	for _, rail := range rails {
+		near, _ := kernelTree.nearness(&rail.found.at, &g.spot)
+		g.near = append(g.near, near)
 	}
 	t.regionMu.Lock()
 	t.regions[r] = g

@@ -15,6 +15,7 @@ import (
 type DMABuf struct {
 	FD              int
 	Offset, Address uint64
+	Device          string // PCI address of the device whose memory it is, "" where the engine does not say
 }
 
 // DMABuf is what a region that is Hostless was lent by. The descriptor stays the region's.

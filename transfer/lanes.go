@@ -107,7 +107,8 @@ type feeder struct {
 	lane  int
 	spare bool
 	rail  *railMeter
-	slots chan *Write // those that are not posted
+	near  func(*Region) float64 // nil: it is near to everything
+	slots chan *Write           // those that are not posted
 	// Guarded by laneSet.mu:
 	meter   laneMeter
 	claimed bool
@@ -209,6 +210,9 @@ func (s *laneSet) claim(l *sourceLease) *feeder {
 	}
 	for i := len(s.idle) - 1; i >= 0; i-- {
 		f := s.idle[i]
+		if s.tooFar(f, l) {
+			continue
+		}
 		if _, can := f.link.(Starter); can && !f.claimed && f.begun == nil && !s.dead(f.lane) && s.carriesFor(f, l) {
 			f.claimed = true
 			s.carries[f.lane] = l

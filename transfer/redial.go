@@ -334,12 +334,18 @@ func (s *laneSet) settle(lane int, rail string) {
 // serve starts feeding a lane, unless the channel is closing or the lane has failed already.
 func (s *laneSet) serve(lane int) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	at, up := s.at[lane]
-	if s.closed || !up {
+	s.mu.Unlock()
+	if !up {
 		return
 	}
-	f := &feeder{link: at.link, lane: lane, spare: at.spare, rail: s.meterOf(at)}
+	near := place(at.link, lane) // takes the link's own locks
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at, up = s.at[lane]; s.closed || !up {
+		return
+	}
+	f := &feeder{link: at.link, lane: lane, spare: at.spare, rail: s.meterOf(at), near: near}
 	s.feeders[lane] = f
 	s.wg.Go(func() { s.run(f) })
 }

@@ -111,10 +111,13 @@ func (s *laneSet) worthNow(f *feeder, l *sourceLease) bool {
 	return false
 }
 
-// worth says whether a lane should take a piece of a lease: not where the others would have all that is left of the lease
+// worth says whether a lane should take a piece of a lease: not where it is too far from the memory, nor where the others would have all that is left of the lease
 // through before it has this one. The lane that would have a piece through first always takes one, so none is left
 // lying. s.mu is held.
 func (s *laneSet) worth(f *feeder, l *sourceLease) bool {
+	if s.tooFar(f, l) {
+		return false
+	}
 	e := s.c.e
 	if len(s.feeders) < 2 || f.meter.bytes == 0 || e.rate.get() != 0 || e.cfg.Pauses.Armed() {
 		return true
@@ -123,7 +126,7 @@ func (s *laneSet) worth(f *feeder, l *sourceLease) bool {
 	piece := min(left, PieceMax)
 	first, rate, flying := 0.0, 0.0, int64(0)
 	for _, other := range s.feeders {
-		if other == f || other.spare != f.spare || s.dead(other.lane) || other.meter.bytes == 0 || other.meter.seconds == 0 {
+		if other == f || other.spare != f.spare || s.dead(other.lane) || other.meter.bytes == 0 || other.meter.seconds == 0 || s.tooFar(other, l) {
 			continue
 		}
 		if eta := other.meter.eta(now, piece); rate == 0 || eta < first {

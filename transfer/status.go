@@ -79,6 +79,7 @@ type PortStatus struct {
 	VFs              int    `json:"vfs"`                         // that it has
 	VFsMax           int    `json:"vfs_max"`                     // that it can have, 0: no SR-IOV
 	Used             bool   `json:"used"`
+	Rank             int    `json:"rank,omitempty"` // among those used: by rate, and nearness to the engines' memory
 	Reason           string `json:"reason"`
 }
 

@@ -111,6 +111,7 @@ type Port struct {
 	VFs              int    `json:"vfs"`
 	VFsMax           int    `json:"vfs_max"`
 	Used             bool   `json:"used"`
+	Rank             int    `json:"rank,omitempty"`
 	Reason           string `json:"reason"`
 }
 
@@ -458,7 +459,7 @@ func (r *Report) printPorts(t io.Writer) {
 					first = false
 				}
 				fmt.Fprintf(t, "%s\t%s:%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, p.Device, p.Port, orDash(p.Netdev), orDash(p.PCI), numberOrDash(p.NUMANode, p.NUMANode >= 0),
-					p.function(), orDash(p.State), p.rate(), numberOrDash(int(p.MTU), p.MTU > 0), p.address(), yes(p.Used), orDash(p.Reason))
+					p.function(), orDash(p.State), p.rate(), numberOrDash(int(p.MTU), p.MTU > 0), p.address(), p.use(), orDash(p.Reason))
 			}
 		}
 	}
@@ -502,8 +503,11 @@ func numberOrDash(n int, known bool) string {
 	return fmt.Sprint(n)
 }
 
-func yes(b bool) string {
-	if b {
+func (p *Port) use() string {
+	switch {
+	case p.Used && p.Rank > 0:
+		return fmt.Sprintf("yes, rank %d", p.Rank)
+	case p.Used:
 		return "yes"
 	}
 	return "no"
