@@ -30,6 +30,8 @@ type port struct {
 	used   bool
 	waits  bool   // it is not used now, and may be later: it is down, or has no address yet
 	reason string // why, or why not
+	// followed says that a rail keeps its state up to date; what is not followed is as it was at the start.
+	followed bool
 	choice string // how its address and P_Key were chosen
 }
 
@@ -384,7 +386,7 @@ func (p *port) status(sys sysfs) transfer.PortStatus {
 		s.GID, s.GIDIndex, s.GIDType = address(p.gid.Addr), int(p.gid.Index), p.gid.Type.String()
 		s.PKeyIndex, s.PKey = p.pkey.index, fmt.Sprintf("%#04x", p.pkey.value)
 	}
-	if now := sys.portState(p.device, p.number); now != "" {
+	if now := sys.portState(p.device, p.number); now != "" && !p.followed {
 		s.State = strings.ToLower(now)
 		if !p.used && p.state.State != 0 && p.state.State != cgo.PortActive && s.State == cgo.PortActive.String() {
 			s.Reason = "it came up after this daemon's start: headrace upgrade takes it in"

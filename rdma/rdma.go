@@ -168,6 +168,7 @@ func (t *transport) Ports() []transfer.PortStatus {
 		now := *p
 		if i := slices.IndexFunc(t.rails, func(r *rail) bool { return r.found == p }); i >= 0 {
 			now = t.rails[i].now().port
+			now.followed = true
 		}
 		list = append(list, now.status(kernelTree))
 	}
