@@ -32,7 +32,7 @@ type port struct {
 	reason string // why, or why not
 	// followed says that a rail keeps its state up to date; what is not followed is as it was at the start.
 	followed bool
-	choice string // how its address and P_Key were chosen
+	choice   string // how its address and P_Key were chosen
 }
 
 // pkey is an entry of a port's table of partition keys.

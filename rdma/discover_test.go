@@ -280,3 +280,35 @@ func TestStatusOfAPort(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+func TestRoute(t *testing.T) {
+	own := func(layer cgo.LinkLayer, gid cgo.GID) *standing {
+		return &standing{state: cgo.PortAttr{LinkLayer: layer, LID: 3}, gid: gid}
+	}
+	foreign := []byte{0xfe, 0xc0, 7: 9, 15: 2}
+	for _, c := range []struct {
+		name string
+		own  *standing
+		peer hello
+		cfg  Config
+		want cgo.QPAttr
+	}{
+		{"RoCE", own(cgo.Ethernet, gidOf(3, cgo.GIDRoCEv2, ipv4...)), hello{gid: gidOf(0, 0, ipv4...).Addr}, Config{ServiceLevel: 5, TrafficClass: 104},
+			cgo.QPAttr{IsGlobal: 1, DGID: gidOf(0, 0, ipv4...).Addr, SGIDIndex: 3, HopLimit: hopLimit, TrafficClass: 104, ServiceLevel: 5}},
+		{"RoCE, GID 0", own(cgo.Ethernet, gidOf(0, cgo.GIDRoCEv2, local...)), hello{gid: gidOf(0, 0, local...).Addr}, Config{},
+			cgo.QPAttr{IsGlobal: 1, DGID: gidOf(0, 0, local...).Addr, HopLimit: hopLimit}},
+		{"InfiniBand by LID alone", own(cgo.InfiniBand, gidOf(1, cgo.GIDInfiniBand, local...)), hello{lid: 7, gid: gidOf(0, 0, local...).Addr}, Config{ServiceLevel: 2},
+			cgo.QPAttr{DLID: 7, ServiceLevel: 2}},
+		{"InfiniBand with a traffic class", own(cgo.InfiniBand, gidOf(1, cgo.GIDInfiniBand, local...)), hello{lid: 7, gid: gidOf(0, 0, local...).Addr}, Config{TrafficClass: 8},
+			cgo.QPAttr{DLID: 7, IsGlobal: 1, DGID: gidOf(0, 0, local...).Addr, SGIDIndex: 1, HopLimit: hopLimit, TrafficClass: 8}},
+		{"InfiniBand in another subnet", own(cgo.InfiniBand, gidOf(1, cgo.GIDInfiniBand, local...)), hello{lid: 7, gid: gidOf(0, 0, foreign...).Addr}, Config{},
+			cgo.QPAttr{DLID: 7, IsGlobal: 1, DGID: gidOf(0, 0, foreign...).Addr, SGIDIndex: 1, HopLimit: hopLimit}},
+		{"InfiniBand without LIDs", own(cgo.InfiniBand, gidOf(0, cgo.GIDInfiniBand, local...)), hello{gid: gidOf(0, 0, local...).Addr}, Config{},
+			cgo.QPAttr{IsGlobal: 1, DGID: gidOf(0, 0, local...).Addr, HopLimit: hopLimit}},
+	} {
+		var a cgo.QPAttr
+		if route(&a, c.own, &c.peer, &c.cfg); a != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, a, c.want)
+		}
+	}
+}

@@ -31,13 +31,19 @@ func (x *lane) toRTR() error {
 		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
 		State: cgo.QPRTR, Port: uint32(x.rail.port), PathMTU: min(x.at.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
 		MaxReadsServed: min(readsMax, x.rail.attr.MaxReadsServed), MinRNRTimer: rnrTimer,
-		ServiceLevel: uint32(x.link.t.cfg.ServiceLevel), DLID: x.peer.lid,
 	}
-	if x.at.state.LinkLayer == cgo.Ethernet || x.peer.lid == 0 {
-		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, x.peer.gid, x.at.gid.Index, hopLimit
-		a.TrafficClass = uint32(x.link.t.cfg.TrafficClass)
-	}
+	route(a, &x.at, &x.peer, &x.link.t.cfg)
 	return x.qp.Modify(a)
+}
+
+// route says by what packets find the other end. On Ethernet that is its GID. On InfiniBand it is its LID; the GID goes along
+// only where something needs it: a router between two subnets, or a traffic class.
+func route(a *cgo.QPAttr, own *standing, peer *hello, cfg *Config) {
+	a.ServiceLevel, a.DLID = uint32(cfg.ServiceLevel), peer.lid
+	foreign := [8]byte(own.gid.Addr[:8]) != [8]byte(peer.gid[:8])
+	if own.state.LinkLayer == cgo.Ethernet || peer.lid == 0 || foreign || cfg.TrafficClass != 0 {
+		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit, a.TrafficClass = 1, peer.gid, own.gid.Index, hopLimit, uint32(cfg.TrafficClass)
+	}
 }
 
 // toRTS makes it ready to send too.
