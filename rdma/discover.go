@@ -55,15 +55,15 @@ type discovery struct {
 	rails []*rail // those that are used, or may be later
 }
 
-// discover looks at every port of every device, and opens those that can be used. Where none can be, it says why beside what
-// it found.
+// discover looks at every port of every device, and opens those that can be used, now or when they have come up. Where there
+// are none, it says why beside what it found.
 func discover(cfg *Config, sys sysfs) (*discovery, error) {
 	v := cgo.Probe()
 	if err := v.Err(); err != nil {
 		return &discovery{}, fmt.Errorf("%w; %s", err, v.Remedy())
 	}
 	d := &discovery{}
-	opened, used := make(map[*port]*rail), false
+	opened := make(map[*port]*rail)
 	for _, name := range v.Devices {
 		for number, ports := 1, 1; number <= ports; number++ {
 			r := &rail{name: name, port: number}
@@ -90,12 +90,11 @@ func discover(cfg *Config, sys sysfs) (*discovery, error) {
 			errs = append(errs, r.close())
 			continue
 		}
-		used = used || p.used
 		r.look(cfg)
 		r.index = len(d.rails)
 		d.rails = append(d.rails, r)
 	}
-	if !used {
+	if len(d.rails) == 0 {
 		errs = append(errs, d.why())
 	}
 	err := errors.Join(errs...)

@@ -67,7 +67,7 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 		return nil, err
 	}
 	plan := l.rails.plan()
-	if len(plan) == 0 && (!s.Spared || len(l.rails.possible) == 0) {
+	if len(plan) == 0 && !(s.Spared && l.rails.mayChange()) {
 		return nil, l.rails.noneErr()
 	}
 	deadline, bounded := ctx.Deadline()

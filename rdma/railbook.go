@@ -64,6 +64,12 @@ func (b *railBook) plan() (lanes []pair) {
 	return lanes[:min(len(lanes), railsMax)]
 }
 
+// mayChange says whether there may be a pair later: a rail is down, which may come up, perhaps with another address.
+func (b *railBook) mayChange() bool {
+	down := func(r railInfo) bool { return !r.up }
+	return slices.ContainsFunc(b.own, down) || slices.ContainsFunc(b.theirs, down)
+}
+
 func (b *railBook) noneErr() error {
 	var whys []string
 	for i, why := range b.alone {

@@ -331,3 +331,34 @@ func TestRailsAddress(t *testing.T) {
 	once(t, p, moved)
 	p.Close(t)
 }
+
+// A daemon that starts while all ports are down uses them when they come up.
+func TestRailsDownAtStart(t *testing.T) {
+	devs := labRails(t, 2)
+	for _, dev := range devs {
+		ip(t, "link", "set", dev, "down")
+	}
+	up := func() {
+		for _, dev := range devs {
+			ip(t, "link", "set", dev, "up")
+		}
+	}
+	t.Cleanup(up)
+	p := stack(t, nil)
+	r := transporttest.NewRand()
+	moved := move(t, p, r)
+	c := channelOf(p.P.Engine)
+	if c.Transport != "rdma" || c.Carrier != "tcp" || !strings.Contains(c.Why, "it is down") {
+		t.Errorf("without rails: %+v", c)
+	}
+	t.Log(c.Why)
+	up()
+	mustEventually(t, "both rails are up", func() bool { return allUp(p, "rxe0") && allUp(p, "rxe1") })
+	before := channelOf(p.P.Engine)
+	moved += move(t, p, r)
+	if c = channelOf(p.P.Engine); c.Carrier != "rdma" || shareOf(&before, &c, "tcp") != 0 {
+		t.Errorf("with rails: %+v", c)
+	}
+	once(t, p, moved)
+	p.Close(t)
+}

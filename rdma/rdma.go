@@ -89,6 +89,7 @@ var (
 	_ transfer.Transport = (*transport)(nil)
 	_ transfer.Registrar = (*transport)(nil)
 	_ transfer.Porter    = (*transport)(nil)
+	_ transfer.Waiter    = (*transport)(nil)
 )
 
 // Maker gives what makes the transport with these settings, for whoever decides later whether it is wanted.
@@ -107,10 +108,24 @@ func New(cfg Config) transfer.Transport {
 func (*transport) Name() string { return "rdma" }
 func (*transport) Local() bool  { return false }
 
-// Probe looks for ports that carry traffic. What it found stays open.
+// Probe looks for ports that carry traffic. What it found stays open, also ports that do not at present.
 func (t *transport) Probe() error {
-	_, err := t.open()
-	return err
+	rails, err := t.open()
+	if err != nil || slices.ContainsFunc(rails, func(r *rail) bool { return r.now().up }) {
+		return err
+	}
+	var whys []string
+	for _, r := range rails {
+		whys = append(whys, r.found.name()+": "+r.now().why)
+	}
+	return errors.New("no RDMA port can be used: " + strings.Join(whys, "; "))
+}
+
+// Waits implements transfer.Waiter.
+func (t *transport) Waits() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.rails) > 0
 }
 
 // open opens the devices once there are any.

@@ -68,6 +68,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e.drain.init(cfg.Successor)
 	if err := e.probe(); err != nil {
+		for _, t := range cfg.Transports {
+			err = errors.Join(err, t.Close())
+		}
 		return nil, err
 	}
 	e.listener = cfg.Listener
@@ -91,7 +94,12 @@ func (e *Engine) probe() error {
 		s := TransportStatus{Name: t.Name()}
 		if e.cfg.Transport != "" && e.cfg.Transport != "auto" && e.cfg.Transport != t.Name() {
 			s.Reason = "the configuration asks for " + e.cfg.Transport
-		} else if err := t.Probe(); err != nil {
+		} else if err := t.Probe(); err != nil && e.waitsFor(t) {
+			s.Usable, s.Reason = true, "not at the start of this daemon: "+err.Error()
+			e.log.Warn("transport is not usable yet", "transport", t.Name(), "reason", err)
+			e.usable = append(e.usable, t)
+			e.names = append(e.names, t.Name())
+		} else if err != nil {
 			s.Reason = err.Error()
 			e.log.Info("transport is not usable here", "transport", t.Name(), "reason", s.Reason)
 		} else {
@@ -108,6 +116,13 @@ func (e *Engine) probe() error {
 		return fmt.Errorf("names of the transports take %d bytes, at most %d", n, transportsField-1)
 	}
 	return nil
+}
+
+// waitsFor says whether a transport that cannot be used now is to be used when it can: another one carries until then.
+func (e *Engine) waitsFor(t Transport) bool {
+	w, may := t.(Waiter)
+	last := e.cfg.Transports[len(e.cfg.Transports)-1]
+	return may && w.Waits() && (e.cfg.Transport == "" || e.cfg.Transport == "auto") && last != t && !last.Local()
 }
 
 func (e *Engine) transportWords() string {

@@ -151,3 +151,38 @@ func TestSpareFence(t *testing.T) {
 	}
 	p.Close(t)
 }
+
+// waiting is a rail that is of no use yet.
+type waiting struct{ *transporttest.Rail }
+
+func (waiting) Probe() error { return errors.New("its port is down") }
+func (waiting) Waits() bool  { return true }
+
+// With auto, a transport that waits is taken along where another carries meanwhile; by name, or as the last one, it is refused.
+func TestWaiting(t *testing.T) {
+	rail, _ := transporttest.NewRails()
+	for _, c := range []struct {
+		name       string
+		transports []transfer.Transport
+		transport  string
+		usable     bool
+	}{
+		{"auto", []transfer.Transport{waiting{rail}, tcp.New(tcp.Config{})}, "auto", true},
+		{"by name", []transfer.Transport{waiting{rail}, tcp.New(tcp.Config{})}, "fake", false},
+		{"alone", []transfer.Transport{waiting{rail}}, "", false},
+	} {
+		e, err := transfer.New(transfer.Config{NodeID: "n", ClusterKey: transporttest.Key, Transports: c.transports, Transport: c.transport})
+		if (err == nil) != c.usable {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err != nil {
+			continue
+		}
+		if s := e.Status().Transports[0]; !s.Usable || !strings.Contains(s.Reason, "its port is down") {
+			t.Errorf("%s: %+v", c.name, s)
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -52,6 +52,12 @@ type Setup struct {
 // ExchangeMax bounds what transports may tell each other while a channel is set up.
 const ExchangeMax = 64 << 10
 
+// Waiter is a transport that may be of use later where Probe says that it is not at present: its links begin without lanes
+// then, where another transport carries meanwhile.
+type Waiter interface {
+	Waits() bool
+}
+
 // Registrar is a transport whose devices must know a region before they move its bytes.
 type Registrar interface {
 	// Register makes a region known, and gives the key that a peer's transport needs to write to it, at most RegionKeyMax
