@@ -12,12 +12,14 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 )
 
 // posts times work requests from posting to completion, by uprobes on this program's own functions.
 type posts struct {
 	objs  postsObjects
+	multi bool // by links of the newer kind, which CAP_BPF and CAP_PERFMON allow; the older one takes CAP_SYS_ADMIN
 	links []link.Link
 
 	mu     sync.Mutex
@@ -30,15 +32,33 @@ func newPosts(at Posts) (_ *posts, err error) {
 	if at.Post == 0 || at.Poll == 0 {
 		return nil, fmt.Errorf("%w: this program posts nothing", errNothing)
 	}
-	p := &posts{lanes: make(map[uint32]int)}
-	if err := loadPostsObjects(&p.objs, nil); err != nil {
-		return nil, fmt.Errorf("load programs: %w", err)
+	p, err := loadProbes()
+	if err != nil {
+		return nil, err
 	}
 	if err := p.attach(at.Post, p.objs.PostSampled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	if err := p.attach(at.Poll, p.objs.PollSampled); err != nil {
 		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// loadProbes loads the programs for the kind of link that there is.
+func loadProbes() (*posts, error) {
+	p := &posts{lanes: make(map[uint32]int), multi: features.HaveBPFLinkUprobeMulti() == nil} // Linux 6.6
+	spec, err := loadPosts()
+	if err != nil {
+		return nil, err
+	}
+	if p.multi {
+		for _, prog := range spec.Programs {
+			prog.AttachType = ebpf.AttachTraceUprobeMulti
+		}
+	}
+	if err := spec.LoadAndAssign(&p.objs, nil); err != nil {
+		return nil, fmt.Errorf("load programs: %w", err)
 	}
 	return p, nil
 }
@@ -59,7 +79,12 @@ func (p *posts) attach(addr uintptr, prog *ebpf.Program) error {
 		return fmt.Errorf("open this program: %w", err)
 	}
 	// By address: programs are stripped of their symbols.
-	l, err := exe.Uprobe("", prog, &link.UprobeOptions{Address: offset, PID: os.Getpid()})
+	var l link.Link
+	if p.multi {
+		l, err = exe.UprobeMulti(nil, prog, &link.UprobeMultiOptions{Addresses: []uint64{offset}, PID: uint32(os.Getpid())})
+	} else {
+		l, err = exe.Uprobe("", prog, &link.UprobeOptions{Address: offset, PID: os.Getpid()})
+	}
 	if err != nil {
 		return fmt.Errorf("attach uprobe: %w", err)
 	}
@@ -153,9 +178,9 @@ func (t *Times) add(v *postsTimes) {
 
 // probePosts times nothing: it loads the programs and probes a function of this program that is not called.
 func probePosts() error {
-	p := &posts{}
-	if err := loadPostsObjects(&p.objs, nil); err != nil {
-		return fmt.Errorf("load programs: %w", err)
+	p, err := loadProbes()
+	if err != nil {
+		return err
 	}
 	return errors.Join(p.attach(probedAddr(), p.objs.PollSampled), p.Close())
 }

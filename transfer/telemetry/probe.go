@@ -70,6 +70,9 @@ func judge(name string, err error) Capability {
 		c.Remedy = "mount it (mount -t cgroup2 none /sys/fs/cgroup), or boot with systemd.unified_cgroup_hierarchy=1"
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		c.Remedy = capsRemedy
+		if name == "posts" {
+			c.Remedy += "; for probes a kernel older than 6.6 asks for CAP_SYS_ADMIN as well"
+		}
 		if lockdown() {
 			c.Remedy += "; the kernel is locked down, which forbids reading memory: boot without lockdown=confidentiality"
 		}
