@@ -31,7 +31,7 @@ var clusterKey = []byte("a cluster key of thirty-two bytes")
 // nodeConfig is a daemon's configuration as it travels to a child process.
 type nodeConfig struct {
 	NodeID, Dir, Transport string
-	Checksum               string
+	Checksum, Telemetry    string
 	EventFrames            int
 	Takeover               bool
 	Admin                  string
@@ -42,7 +42,7 @@ func (c nodeConfig) socket() string { return filepath.Join(c.Dir, c.NodeID+".soc
 
 func (c nodeConfig) config(ready func(node.Ready)) node.Config {
 	cfg := node.Config{NodeID: c.NodeID, Socket: c.socket(), ClusterKey: clusterKey, Transport: c.Transport, Admin: "127.0.0.1:0", Debug: true,
-		OnReady: ready, EventFrames: c.EventFrames, Checksum: c.Checksum, AttachTimeout: 2 * time.Second}
+		OnReady: ready, EventFrames: c.EventFrames, Checksum: c.Checksum, Telemetry: c.Telemetry, AttachTimeout: 2 * time.Second}
 	if c.Admin != "" {
 		cfg.Admin = c.Admin
 	}
