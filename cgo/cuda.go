@@ -98,7 +98,7 @@ func (g *GPU) PeerHint(kernelModules string) (reason, remedy string) {
 func (g *GPU) NUMA() int { return pciNUMA("/sys/bus/pci/devices", g.Bus()) }
 
 func pciNUMA(root, bus string) int {
-	b, err := os.ReadFile(filepath.Join(root, strings.ToLower(bus), "numa_node"))
+	b, err := os.ReadFile(filepath.Join(root, bus, "numa_node"))
 	if err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
 			return n

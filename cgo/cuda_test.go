@@ -121,7 +121,7 @@ func TestGPUDescription(t *testing.T) {
 		t.Fatal(gpus, err)
 	}
 	g := &gpus[0]
-	if g.Name() != "Stand-in 0" || g.Bus() != "0000:3B:00.0" || g.Memory != 16<<30 || g.UUID != [16]byte([]byte(strings.Repeat("\x10", 16))) || g.Major != 9 {
+	if g.Name() != "Stand-in 0" || g.Bus() != "0000:3b:00.0" || g.Memory != 16<<30 || g.UUID != [16]byte([]byte(strings.Repeat("\x10", 16))) || g.Major != 9 {
 		t.Errorf("%s at %s, %+v", g.Name(), g.Bus(), g)
 	}
 	if !g.DMABuf() || !g.RDMA() || !g.RDMAMapped() || !g.Mapped() || !g.Settled() {

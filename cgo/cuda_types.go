@@ -3,6 +3,7 @@ package cgo
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"unsafe"
 )
 
@@ -24,8 +25,8 @@ type GPU struct {
 // Name is what the vendor calls it.
 func (g *GPU) Name() string { return text(g.name[:]) }
 
-// Bus is its PCI address, as 0000:3b:00.0.
-func (g *GPU) Bus() string { return text(g.bus[:]) }
+// Bus is its PCI address as the kernel writes it, 0000:3b:00.0.
+func (g *GPU) Bus() string { return strings.ToLower(text(g.bus[:])) }
 
 // DMABuf says whether its memory can be exported for other devices.
 func (g *GPU) DMABuf() bool { return g.dmaBuf != 0 }

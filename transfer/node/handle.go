@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/wire"
@@ -114,7 +115,7 @@ func (c *conn) registerDMABuf(f *wire.Frame, m wire.RegisterDMABuf) (uint64, err
 	if err != nil {
 		return 0, err
 	}
-	buf := transfer.DMABuf{FD: f.FD, Offset: m.Offset, Address: m.Address}
+	buf := transfer.DMABuf{FD: f.FD, Offset: m.Offset, Address: m.Address, Device: strings.ToLower(m.Device)}
 	f.FD = -1 // AddDMABuf takes it over, also when it fails
 	id, err := c.client.AddDMABuf(buf, m.Size, l, transfer.RegionFlags(m.Flags))
 	return uint64(id), err

@@ -450,7 +450,7 @@ func (c *Client) RegisterDMABuf(ctx context.Context, buf transfer.DMABuf, size u
 	if err != nil {
 		return 0, fmt.Errorf("register dma-buf: %w", err)
 	}
-	m := wire.RegisterDMABuf{Size: size, Offset: buf.Offset, Address: buf.Address, Layout: layout}
+	m := wire.RegisterDMABuf{Size: size, Offset: buf.Offset, Address: buf.Address, Layout: layout, Device: buf.Device}
 	for _, f := range flags {
 		m.Flags |= uint32(f)
 	}

@@ -112,7 +112,7 @@ class Daemon:
 
     def register_dmabuf(self, fd, size, offset, address, layout):
         """Memory of a device, exported as a dma-buf: address is where this process has its first byte."""
-        head = struct.pack("<QQQII", size, offset, address, 0, len(layout))
+        head = struct.pack("<QQQIHH", size, offset, address, 0, len(layout), 0)
         return self.answer(self.send(REGISTER_DMABUF, head + layout, fds=[fd]))
 
     def present(self, regions, ticket, peer, tokens, blocks, meta=b""):

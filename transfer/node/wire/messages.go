@@ -1,5 +1,7 @@
 package wire
 
+import "errors"
+
 // Message is one payload. Check says whether it can be sent; append writes it.
 type Message interface {
 	Type() Type
@@ -35,11 +37,12 @@ type RegisterRegion struct {
 }
 
 // RegisterDMABuf lends memory of a device; the dma-buf travels beside it. The region begins at Offset of it, and Address is
-// where the engine's process has it.
+// where the engine's process has it. Device is the PCI address of whose memory it is, "" where that is not known.
 type RegisterDMABuf struct {
 	Size, Offset, Address uint64
 	Flags                 uint32
 	Layout                []byte
+	Device                string
 }
 
 // RemoveRegion takes memory back. Answered when no lease touches it any more.
@@ -155,8 +158,10 @@ func (m HelloOK) Check() error {
 	return firstError(checkLen("node id", len(m.NodeID), MaxName), checkLen("data address", len(m.DataAddr), MaxName))
 }
 func (m RegisterRegion) Check() error { return checkLen("layout", len(m.Layout), MaxLayout) }
-func (m RegisterDMABuf) Check() error { return checkLen("layout", len(m.Layout), MaxLayout) }
-func (RemoveRegion) Check() error     { return nil }
+func (m RegisterDMABuf) Check() error {
+	return errors.Join(checkLen("layout", len(m.Layout), MaxLayout), checkLen("device", len(m.Device), MaxName))
+}
+func (RemoveRegion) Check() error { return nil }
 func (m Present) Check() error {
 	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
 		checkLen("meta", len(m.Meta), MaxMeta), checkLen("block list", len(m.Blocks), MaxBlocks))
@@ -220,8 +225,10 @@ func (m RegisterDMABuf) append(b []byte) []byte {
 	b = le.AppendUint64(b, m.Offset)
 	b = le.AppendUint64(b, m.Address)
 	b = le.AppendUint32(b, m.Flags)
-	b = le.AppendUint32(b, uint32(len(m.Layout)))
-	return append(b, m.Layout...)
+	b = le.AppendUint16(b, uint16(len(m.Layout)))
+	b = le.AppendUint16(b, uint16(len(m.Device)))
+	b = append(b, m.Layout...)
+	return append(b, m.Device...)
 }
 
 func (m RemoveRegion) append(b []byte) []byte { return le.AppendUint64(b, m.Region) }

@@ -52,7 +52,9 @@ var parsers = map[Type]func(*decoder) Message{
 	},
 	TypeRegisterDMABuf: func(d *decoder) Message {
 		m := RegisterDMABuf{Size: d.u64(), Offset: d.u64(), Address: d.u64(), Flags: d.u32()}
-		m.Layout = d.bytes(d.size("layout", d.u32(), MaxLayout))
+		layout := d.size("layout", uint32(d.u16()), MaxLayout)
+		device := d.size("device", uint32(d.u16()), MaxName)
+		m.Layout, m.Device = d.bytes(layout), d.text(device)
 		return m
 	},
 	TypeRemoveRegion: func(d *decoder) Message { return RemoveRegion{Region: d.u64()} },
