@@ -36,6 +36,7 @@ type Config struct {
 	Socket         string // the node daemon's; "" for none
 	Threads        int    // all cores
 	KVBytes        uint64 // 512 MiB
+	HugePages      bool   // for the KV cache; they must be free
 	BlockTokens    int    // 16
 	TensorParallel int    // ranks the key heads are divided over, each with memory of its own (1)
 	BatchTokens    int    // 128
@@ -196,12 +197,16 @@ func (w *worker) allocate() error {
 	}
 	var shards [][]float32
 	for rank := range ranks {
-		m, err := memfd.Create(fmt.Sprintf("headrace-kv-%d", rank), uint64(blocks)*perBlock)
+		create := memfd.Create
+		if w.cfg.HugePages {
+			create = memfd.CreateHuge
+		}
+		m, err := create(fmt.Sprintf("headrace-kv-%d", rank), uint64(blocks)*perBlock)
 		if err != nil {
 			return fmt.Errorf("allocate KV cache: %w", err)
 		}
 		w.memory = append(w.memory, m)
-		shards = append(shards, m.Float32s())
+		shards = append(shards, m.Float32s()[:blocks*floats])
 	}
 	w.cache, err = w.model.CacheOver(blocks, w.cfg.BlockTokens, shards)
 	return err

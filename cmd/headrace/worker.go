@@ -44,6 +44,7 @@ func (a *app) worker() *cobra.Command {
 	fs.StringVar(&advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
 	fs.IntVar(&cfg.Threads, "threads", 0, "threads (default: all cores)")
 	fs.Var(&kvMemory, "kv-memory", "KV cache, as 512MiB (default 512MiB)")
+	fs.BoolVar(&cfg.HugePages, "kv-hugepages", false, "KV cache in huge pages, which must be free (sysctl vm.nr_hugepages)")
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	fs.IntVar(&cfg.BlockTokens, "block-tokens", 0, "tokens of a KV block (default 16)")
 	fs.IntVar(&cfg.TensorParallel, "tensor-parallel", 0, "ranks that share the KV heads, each with memory of its own (default 1)")

@@ -27,6 +27,34 @@ func Create(name string, size uint64) (*Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create memfd %q: %w", name, err)
 	}
+	return open(name, fd, size)
+}
+
+// CreateHuge is Create in huge pages, which must be free: the size becomes a multiple of theirs. Devices map such memory by a
+// few hundred entries where it takes many thousands else.
+func CreateHuge(name string, size uint64) (*Memory, error) {
+	if size == 0 || size > math.MaxInt/2 {
+		return nil, fmt.Errorf("create memfd %q: size %d is out of range", name, size)
+	}
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB)
+	if err != nil {
+		return nil, fmt.Errorf("create memfd %q of huge pages: %w", name, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("memfd %q: ask for its page size: %w", name, err), unix.Close(fd))
+	}
+	page := uint64(st.Blksize)
+	size = (size + page - 1) / page * page
+	m, err := open(name, fd, size)
+	if errors.Is(err, unix.ENOMEM) {
+		err = fmt.Errorf("%w: %d huge pages of %d KiB must be free: see HugePages_Free in /proc/meminfo, and run: sysctl vm.nr_hugepages=N", err, size/page, page>>10)
+	}
+	return m, err
+}
+
+// open takes fd over.
+func open(name string, fd int, size uint64) (*Memory, error) {
 	data, err := prepare(fd, int(size))
 	if err != nil {
 		_ = unix.Close(fd)

@@ -2,6 +2,8 @@ package memfd
 
 import (
 	"errors"
+	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -31,5 +33,33 @@ func TestCreate(t *testing.T) {
 		if _, err := Create("bad", size); err == nil {
 			t.Errorf("%d bytes accepted", size)
 		}
+	}
+}
+
+// Where there are huge pages the memory is of them; where there are not, the error says how to get them.
+func TestCreateHuge(t *testing.T) {
+	if os.Getenv("HEADRACE_LAB") != "" {
+		if err := os.WriteFile("/proc/sys/vm/nr_hugepages", []byte("8"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := CreateHuge("test", 3<<20)
+	switch {
+	case err == nil:
+		m.Bytes()[m.Size()-1] = 1
+		if m.Size() < 3<<20 || m.Size()%(2<<20) != 0 {
+			t.Errorf("%d bytes", m.Size())
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	case os.Getenv("HEADRACE_LAB") != "":
+		t.Error(err)
+	case errors.Is(err, unix.ENOMEM) && !strings.Contains(err.Error(), "sysctl vm.nr_hugepages"):
+		t.Errorf("no remedy in %v", err)
+	}
+	t.Log(err)
+	if _, err := CreateHuge("bad", 0); err == nil {
+		t.Error("no bytes were accepted")
 	}
 }

@@ -4,7 +4,7 @@ package main
 var scenarios = []*scenario{
 	{
 		name: "verbs", about: "the shim over libibverbs, and what it counts",
-		steps:  []step{{test: "./cgo"}},
+		steps:  []step{{test: "./cgo"}, {test: "./internal/memfd", run: "Huge"}},
 		absent: "CUDA|GPU", // no GPU is emulated, and no C compiler there builds the stand-in for its driver
 	},
 	{
