@@ -125,7 +125,10 @@ HR_ENTRY uint64_t hr_post_bind(struct hr_qp *q, void *mw, void *mr, uint32_t rke
 	w.bind_mw.bind_info.mw_access_flags = access;
 	errno = 0;
 	int rc = ibv_post_send(q->qp, &w, &bad);
-	return rc ? result(rc, 0) : 1;
+	if (rc)
+		return result(rc, 0);
+	((struct ibv_mw *)mw)->rkey = rkey; /* providers name the window by it in the next bind, and leave it to us */
+	return 1;
 }
 
 static uint32_t completed(enum ibv_wc_opcode op)

@@ -122,8 +122,8 @@ type DeviceAttr struct {
 
 // The capability flags that matter here.
 const (
-	capMW2A = 1 << 17
-	capMW2B = 1 << 18
+	capMW2A = 1 << 23
+	capMW2B = 1 << 24
 )
 
 // MemoryWindows says whether the device has memory windows of type 2.

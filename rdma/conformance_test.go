@@ -52,9 +52,41 @@ func TestConformance(t *testing.T) {
 	transporttest.Run(t, factory())
 }
 
+func pulling() transporttest.Factory {
+	f := factory()
+	f.New = func() transfer.Transport { return New(Config{Op: OpRead}) }
+	return f
+}
+
+// The same where the other end reads what is sent.
+func TestConformanceRead(t *testing.T) {
+	needDevice(t)
+	checkObjects(t)
+	transporttest.Run(t, pulling())
+}
+
+// One end writes, the other has its pieces read: each direction of a lane goes its own way.
+func TestMixedOps(t *testing.T) {
+	needDevice(t)
+	checkObjects(t)
+	ops, n := []string{OpRead, OpWrite}, 0
+	f := factory()
+	f.New = func() transfer.Transport { n++; return New(Config{Op: ops[n%2]}) }
+	for range 2 { // first one end, then the other
+		transporttest.RoundTrip(t, f)
+		n++
+	}
+}
+
 // The canaries once more, with every fence made by force that agreement does not make at once.
 func TestForcedCanaries(t *testing.T) {
 	needDevice(t)
 	checkObjects(t)
 	transporttest.ForcedCanaries(t, factory())
+}
+
+func TestForcedCanariesRead(t *testing.T) {
+	needDevice(t)
+	checkObjects(t)
+	transporttest.ForcedCanaries(t, pulling())
 }

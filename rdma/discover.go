@@ -66,7 +66,7 @@ func discover(cfg *Config, sys sysfs) (*discovery, error) {
 	opened := make(map[*port]*rail)
 	for _, name := range v.Devices {
 		for number, ports := 1, 1; number <= ports; number++ {
-			r := &rail{name: name, port: number}
+			r := &rail{name: name, port: number, soft: isSoft(name)}
 			p, n := r.open(cfg, sys)
 			ports = max(ports, n)
 			d.ports = append(d.ports, p)

@@ -21,7 +21,7 @@ import (
 //	    24    4 link layer: 1 InfiniBand, 2 Ethernet
 //	    28    4 slots, from 4 to 1024
 //	    32    4 key of the slots
-//	    36    4 reserved, 0
+//	    36    4 how the sender sends pieces: 0 it writes them, 1 it offers them for the other end to read
 //	    40    8 address of the slots
 //	    48   16 GID
 //	    64    4 from the dialling end: the index of the receiver's port that the lane is for; back: 0
@@ -35,6 +35,7 @@ type hello struct {
 	lid            uint32
 	layer          cgo.LinkLayer
 	slots, slotKey uint32
+	pulls          bool // pieces are offered
 	slotAddr       uint64
 	gid            [16]byte
 	want           uint32
@@ -57,6 +58,9 @@ func (h *hello) encode() []byte {
 	for i, v := range [...]uint32{h.qpn, h.psn, h.mtu, h.lid, uint32(h.layer), h.slots, h.slotKey} {
 		le.PutUint32(b[8+4*i:], v)
 	}
+	if h.pulls {
+		b[36] = 1
+	}
 	le.PutUint64(b[40:], h.slotAddr)
 	copy(b[48:], h.gid[:])
 	le.PutUint32(b[64:], h.want)
@@ -74,12 +78,13 @@ func parseHello(b []byte) (h hello, err error) {
 	h.rail = le.Uint16(b[6:])
 	h.qpn, h.psn, h.mtu, h.lid = le.Uint32(b[8:]), le.Uint32(b[12:]), le.Uint32(b[16:]), le.Uint32(b[20:])
 	h.layer, h.slots, h.slotKey = cgo.LinkLayer(le.Uint32(b[24:])), le.Uint32(b[28:]), le.Uint32(b[32:])
+	h.pulls = le.Uint32(b[36:]) == 1
 	h.slotAddr = le.Uint64(b[40:])
 	copy(h.gid[:], b[48:])
 	h.want = le.Uint32(b[64:])
 	switch {
 	case h.want >= railsMax, le.Uint32(b[68:]) != 0:
-	case h.rail >= railsMax, h.qpn>>24 != 0, h.psn>>24 != 0, h.lid>>16 != 0, le.Uint32(b[36:]) != 0:
+	case h.rail >= railsMax, h.qpn>>24 != 0, h.psn>>24 != 0, h.lid>>16 != 0, le.Uint32(b[36:]) > 1:
 	case h.mtu < 256 || h.mtu > 4096 || h.mtu&(h.mtu-1) != 0:
 	case h.layer != cgo.InfiniBand && h.layer != cgo.Ethernet:
 	case h.slots < slotsMin || h.slots > slotsMax:

@@ -26,7 +26,8 @@ const (
 	signalEvery = 16  // of a chain's requests one in so many is signalled, and its last one
 	giveBack    = slotCount / 4
 	// While fewer than giveBack slots are kept, no more than slotCount/giveBack counts are on their way.
-	recvQueue    = slotCount + slotCount/giveBack + 4
+	// Nor are more answers than pieces under way.
+	recvQueue    = slotCount + slotCount/giveBack + depth + 4
 	announceSize = transfer.DataHeaderSize + transfer.DataTrailerSize
 )
 
@@ -87,6 +88,19 @@ type lane struct {
 	announced uint64 // pieces
 	pieces    []pending
 	chain     [chainMax]cgo.WR
+	works     []*work              // about windows, in the order of posting
+	windows   map[*window]struct{} // bound, or about to be or not to be any more
+
+	noWindows error              // why leases get none on this lane
+	late      map[lateKey]uint32 // the other end's windows of leases that were bound before the lane was set up
+
+	// Where pieces are read: see pull.go.
+	inLists, outLists *lists // nil where nobody reads
+	peerLists         struct {
+		addr uint64
+		rkey uint32
+	}
+	fetching map[transfer.LeaseID]int // pieces being read; guarded by mu
 
 	// run's own.
 	consumed int // slots not given back
@@ -95,13 +109,19 @@ type lane struct {
 	lastSend bool // posted
 	flushed  bool // it came back
 	landing  transfer.Landing
+
+	offerRuns []sourceRun // of the piece that is being offered
+	fetches   []*pull     // in the order of their offers
+	reads     []readsPosted
+	answers   uint32 // not given
 }
 
 // pending is a piece of which something was posted.
 type pending struct {
-	w   *transfer.Write
-	end uint64 // its last work request
-	err error
+	w    *transfer.Write
+	end  uint64 // its last work request
+	err  error
+	left bool // the source's guard
 }
 
 var errDown = errors.New("lane is down")
@@ -113,9 +133,11 @@ func newLane(l *link, index int, conn net.Conn, p *pair, deadline time.Time) (_ 
 		link: l, index: index, conn: conn, psn: randomPSN(),
 		credits: make(chan struct{}, slotCount), room: make(chan struct{}, 1), down: make(chan struct{}),
 		drained: make(chan struct{}), peerDone: make(chan struct{}), done: make(chan struct{}),
+		windows: make(map[*window]struct{}), fetching: make(map[transfer.LeaseID]int),
 	}
 	defer func() {
 		if err != nil {
+			l.dismiss(x)
 			err = errors.Join(fmt.Errorf("set up lane %d: %w", index, err), x.free())
 		}
 	}()
@@ -139,6 +161,10 @@ func newLane(l *link, index int, conn net.Conn, p *pair, deadline time.Time) (_ 
 	}
 	if err := x.prove(deadline); err != nil {
 		return nil, fmt.Errorf("no packet gets through from %s to %s of the other end: %w", x.rail.found.name(), x.peerRail(), err)
+	}
+	x.noWindows = x.probeWindows()
+	if err := x.agree(deadline); err != nil {
+		return nil, err
 	}
 	return x, x.conn.SetDeadline(time.Time{})
 }
@@ -257,10 +283,10 @@ func (x *lane) make() (err error) {
 	if x.raw, err = x.parked.SyscallConn(); err != nil {
 		return err
 	}
-	if x.cq, err = r.dev.NewCQ(sendQueue+recvQueue+1, x.events); err != nil {
+	if x.cq, err = r.dev.NewCQ(sendQueue+windowQueue+recvQueue+1, x.events); err != nil {
 		return err
 	}
-	caps := cgo.QPCaps{SendWR: sendQueue + 1, RecvWR: recvQueue, SendSGE: 1, RecvSGE: 1, InlineBytes: announceSize}
+	caps := cgo.QPCaps{SendWR: sendQueue + windowQueue + 1, RecvWR: recvQueue, SendSGE: 1, RecvSGE: 1, InlineBytes: announceSize}
 	if x.qp, err = r.pd.NewQP(x.cq, x.cq, caps); err != nil {
 		caps.InlineBytes = 0 // some devices have less
 		if x.qp, err = r.pd.NewQP(x.cq, x.cq, caps); err != nil {
@@ -288,7 +314,7 @@ func (x *lane) make() (err error) {
 func (x *lane) hello() hello {
 	return hello{
 		rail: uint16(x.rail.index), qpn: x.qp.Num, psn: x.psn, mtu: x.at.state.ActiveMTU, lid: x.at.state.LID, layer: x.at.state.LinkLayer,
-		slots: slotCount, slotKey: x.slotMR.RKey, slotAddr: addressOf(x.slots), gid: x.at.gid.Addr,
+		slots: slotCount, slotKey: x.slotMR.RKey, slotAddr: addressOf(x.slots), pulls: x.pulls(), gid: x.at.gid.Addr,
 	}
 }
 
@@ -345,9 +371,12 @@ func (x *lane) free() error {
 	if x.measured != nil {
 		x.measured()
 	}
-	var errs []error
+	errs := []error{x.dropWindows()}
 	if x.qp != nil {
 		errs = append(errs, x.qp.Close())
+	}
+	if !isClosed(x.drained) { // it never ran
+		close(x.drained)
 	}
 	if x.cq != nil {
 		errs = append(errs, x.cq.Close())
@@ -358,6 +387,7 @@ func (x *lane) free() error {
 	if x.events != nil {
 		errs = append(errs, x.events.Close())
 	}
+	errs = append(errs, x.inLists.close(), x.outLists.close())
 	if x.slotMR != nil {
 		errs = append(errs, x.slotMR.Close())
 	}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headrace/headrace/transfer"
@@ -27,6 +28,10 @@ type link struct {
 	lanes  map[int]*lane
 	closed bool
 	rails  railBook
+	pulled atomic.Bool // the other end offers its pieces: its daemon has one way for all lanes
+	// Lanes that are being set up, and what leases were granted on those there are.
+	joining map[*lane]struct{}
+	grants  map[*grant]struct{}
 }
 
 var (
@@ -57,7 +62,7 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 	if err != nil {
 		return nil, err
 	}
-	l := &link{t: t, setup: s, dialled: dialled, local: rails, lanes: make(map[int]*lane)}
+	l := &link{t: t, setup: s, dialled: dialled, local: rails, lanes: make(map[int]*lane), joining: make(map[*lane]struct{}), grants: make(map[*grant]struct{})}
 	own := infos(rails)
 	theirs, err := s.Exchange(ctx, encodeRails(own))
 	if err != nil {
@@ -141,6 +146,7 @@ func (l *link) first(plan []pair, deadline time.Time, next func(i int) (int, net
 
 // start lets a lane live. If its rail changed while it was made it dies at once.
 func (l *link) start(x *lane) {
+	delete(l.joining, x)
 	l.wg.Go(x.run)
 	l.wg.Go(x.watch)
 	if now := x.rail.now(); !now.same(&x.at) {
@@ -167,6 +173,7 @@ func (l *link) Extend(index int, conn net.Conn) error {
 		return err
 	}
 	if l.closed || l.lanes[index] != nil {
+		delete(l.joining, x)
 		return errors.Join(fmt.Errorf("lane %d: %w", index, net.ErrClosed), x.free())
 	}
 	if p != nil {
@@ -200,7 +207,11 @@ func (l *link) Post(index int, w *transfer.Write) {
 		w.Done(net.ErrClosed) // it failed, and was replaced
 		return
 	}
-	err := x.send(w)
+	send := x.send
+	if x.pulls() {
+		send = x.offer
+	}
+	err := send(w)
 	if err == nil {
 		return
 	}

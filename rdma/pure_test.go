@@ -12,11 +12,11 @@ import (
 )
 
 var aHello = hello{
-	rail: 1, qpn: 0x123456, psn: 0xabcdef, mtu: 4096, lid: 7, layer: cgo.Ethernet, slots: 32, slotKey: 0x99, slotAddr: 0x1122334455667788,
+	rail: 1, qpn: 0x123456, psn: 0xabcdef, mtu: 4096, lid: 7, layer: cgo.Ethernet, slots: 32, slotKey: 0x99, pulls: true, slotAddr: 0x1122334455667788,
 	gid: [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: 9, 15: 1}, want: 3,
 }
 
-const helloHex = "48525131" + "0200" + "0100" + "56341200" + "efcdab00" + "00100000" + "07000000" + "02000000" + "20000000" + "99000000" + "00000000" +
+const helloHex = "48525131" + "0200" + "0100" + "56341200" + "efcdab00" + "00100000" + "07000000" + "02000000" + "20000000" + "99000000" + "01000000" +
 	"8877665544332211" + "00000000000000000000ffff0a090001" + "03000000" + "00000000"
 
 func TestHelloBytes(t *testing.T) {
@@ -26,7 +26,7 @@ func TestHelloBytes(t *testing.T) {
 	if h, err := parseHello(aHello.encode()); err != nil || h != aHello {
 		t.Errorf("%+v, %v", h, err)
 	}
-	for at, b := range map[int]byte{0: 'h', 4: 1, 7: 1, 11: 1, 15: 1, 16: 1, 22: 1, 24: 3, 28: 3, 30: 1, 36: 1, 65: 1, 68: 1} {
+	for at, b := range map[int]byte{0: 'h', 4: 1, 7: 1, 11: 1, 15: 1, 16: 1, 22: 1, 24: 3, 28: 3, 30: 1, 36: 2, 65: 1, 68: 1} {
 		bad := aHello.encode()
 		bad[at] = b
 		if h, err := parseHello(bad); !errors.Is(err, transfer.ErrProtocol) {

@@ -20,6 +20,8 @@ type rail struct {
 	netdev  string // of a RoCE port
 	numa    int    // -1 where the host does not say
 	watcher *watcher
+	soft    bool // a driver's own software
+	windows windowPool
 
 	mu       sync.Mutex // guards standing; a leaf
 	standing standing
@@ -35,6 +37,7 @@ func (r *rail) close() error {
 	if r.watcher != nil {
 		errs = append(errs, r.watcher.close())
 	}
+	errs = append(errs, r.windows.close())
 	if r.pd != nil {
 		errs = append(errs, r.pd.Close())
 	}

@@ -27,6 +27,7 @@ type Config struct {
 	VFMTU        int            // of their network interfaces; 0 leaves it
 	VFAddresses  []netip.Prefix // for their network interfaces, in their order; none: whoever configures networks here gives them
 	StateDir     string         // where it is written down which functions were made; empty: DefaultStateDir
+	Op           string         // how pieces are sent: OpWrite (also ""), or OpRead, which has the other end read them
 	Logger       *slog.Logger
 
 	taken []string // PCI addresses of the virtual functions that were made
@@ -56,6 +57,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("service level %d: use 0 to %d", c.ServiceLevel, serviceLevelMax)
 	case c.TrafficClass < 0 || c.TrafficClass > trafficClassMax:
 		return fmt.Errorf("traffic class %d: use 0 to %d; DSCP d is traffic class 4*d", c.TrafficClass, trafficClassMax)
+	case c.Op != "" && c.Op != OpWrite && c.Op != OpRead:
+		return fmt.Errorf("operation %q: use %s or %s", c.Op, OpWrite, OpRead)
 	case c.Spin < 0 || c.Spin > spinMax:
 		return fmt.Errorf("spinning for %v: use 0 to %v", c.Spin, spinMax)
 	case c.VFMTU != 0 && (c.VFMTU < 576 || c.VFMTU > 65535):

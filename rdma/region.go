@@ -17,10 +17,11 @@ import (
 
 // registration is a region as the devices know it.
 type registration struct {
-	base uint64
-	mrs  []*cgo.MR // by rail
-	spot spot
-	near []float64 // each rail to the region
+	base    uint64
+	mrs     []*cgo.MR // by rail
+	spot    spot
+	near    []float64      // each rail to the region
+	windows sync.WaitGroup // those bound to it, and who is about to bind one
 }
 
 func (g *registration) close() error {
@@ -33,11 +34,7 @@ func (g *registration) close() error {
 	return errors.Join(errs...)
 }
 
-func registerWith(pd *cgo.PD, r *transfer.Region) (*cgo.MR, error) {
-	var access cgo.Access
-	if !r.ReadOnly() {
-		access = cgo.LocalWrite | cgo.RemoteWrite
-	}
+func registerWith(pd *cgo.PD, r *transfer.Region, access cgo.Access) (*cgo.MR, error) {
 	if r.Hostless() {
 		b := r.DMABuf()
 		return pd.RegisterDMABuf(b.FD, b.Offset, r.Size(), b.Address, access)
@@ -108,7 +105,7 @@ func (t *transport) Register(r *transfer.Region) ([]byte, error) {
 	var wg sync.WaitGroup
 	for i, rail := range rails {
 		wg.Go(func() {
-			if g.mrs[i], errs[i] = registerWith(rail.pd, r); errs[i] != nil {
+			if g.mrs[i], errs[i] = registerWith(rail.pd, r, rail.regionAccess(r.ReadOnly(), t.cfg.Op == OpRead)); errs[i] != nil {
 				errs[i] = registerError(errs[i], rail.name, r.Hostless())
 			}
 		})
@@ -137,6 +134,7 @@ func (t *transport) Unregister(r *transfer.Region) error {
 	if g == nil {
 		return nil
 	}
+	g.windows.Wait() // the leases are fenced, so their windows are being invalidated
 	return g.close()
 }
 
@@ -144,6 +142,17 @@ func (t *transport) registered(r *transfer.Region) *registration {
 	t.regionMu.RLock()
 	defer t.regionMu.RUnlock()
 	return t.regions[r]
+}
+
+// hold is registered for who is about to bind a window to the region: until windows.Done it stays registered.
+func (t *transport) hold(r *transfer.Region) *registration {
+	t.regionMu.RLock()
+	defer t.regionMu.RUnlock()
+	g := t.regions[r]
+	if g != nil {
+		g.windows.Add(1)
+	}
+	return g
 }
 
 const keyVersion = 1

@@ -28,7 +28,7 @@ func (x *lane) run() {
 				x.fail(err)
 			}
 		}
-		if err := x.giveBackSlots(); err != nil {
+		if err := errors.Join(x.fetch(), x.giveBackSlots(), x.endWorks()); err != nil {
 			x.fail(err)
 		}
 		x.reap()
@@ -100,9 +100,11 @@ func (x *lane) handle(wc *cgo.WC) error {
 		}
 		return x.receive(wc)
 	}
-	x.mu.Lock()
-	x.completed = max(x.completed, wc.ID)
-	x.mu.Unlock()
+	if wc.Status == cgo.Success { // else nothing that was flushed may pass for done before the lane is failing
+		x.mu.Lock()
+		x.completed = max(x.completed, wc.ID)
+		x.mu.Unlock()
+	}
 	select {
 	case x.room <- struct{}{}:
 	default:
@@ -128,13 +130,27 @@ func (x *lane) receive(wc *cgo.WC) error {
 				return fmt.Errorf("%w: more slots came back than there are", transfer.ErrProtocol)
 			}
 		}
-	case immPiece:
+	case immDone:
+		if err := x.read(number); err != nil {
+			return err
+		}
+	case immPiece, immRuns:
 		if uint64(number) != x.arrived%slotCount {
 			return fmt.Errorf("%w: piece %d was announced in slot %d", transfer.ErrProtocol, x.arrived, number)
 		}
 		x.arrived++
 		x.consumed++
-		if err := x.land(x.slots[number*slotSize:][:announceSize]); err != nil {
+		last := wc.Imm&^0xffff == immPiece
+		var err error
+		switch {
+		case x.peer.pulls:
+			err = x.offered(number, last)
+		case last:
+			err = x.land(x.slots[number*slotSize:][:announceSize])
+		default:
+			err = fmt.Errorf("%w: runs of a piece from an end that writes", transfer.ErrProtocol)
+		}
+		if err != nil {
 			return err
 		}
 	default:
@@ -197,11 +213,18 @@ func (x *lane) last() error {
 func (x *lane) bury() {
 	x.mu.Lock()
 	var err error
-	if !x.isDrained() { // it could not be drained: without a queue pair there is nothing under way either
-		err = x.qp.Close()
-	}
+	undrained := !x.isDrained()
 	x.mu.Unlock()
+	if undrained { // it could not be: without a queue pair there is nothing under way either
+		err = x.dropWindows()
+		x.mu.Lock()
+		err = errors.Join(err, x.qp.Close())
+		x.mu.Unlock()
+	}
 	close(x.drained)
+	x.dropFetches()
+	err = errors.Join(err, x.dropWindows())
+	x.leaveEarly()
 	x.conn.SetWriteDeadline(time.Now().Add(peerPatience))
 	if _, werr := x.conn.Write([]byte{byteDrained}); werr == nil {
 		t := time.NewTimer(peerPatience)
@@ -223,11 +246,27 @@ func (x *lane) bury() {
 		x.link.setup.LaneDown(x.index, cause)
 	}
 	for _, p := range pieces {
-		p.w.Leave()
+		if !p.left {
+			p.w.Leave()
+		}
 		if p.err == nil {
 			p.err = fmt.Errorf("%w: %w", errDown, cause)
 		}
 		p.w.Done(p.err)
 	}
 	close(x.done)
+}
+
+// leaveEarly lets go of the sources of a drained lane's pieces: nothing reads them any more. What is still on its way to the
+// other end is refused there when the lease ends, where the lease has a window; and where the other end reads, this one serves it no more. Else the guard is what the
+// other end relies on, and is held until that end is drained too.
+func (x *lane) leaveEarly() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i := range x.pieces {
+		if p := &x.pieces[i]; isWindowsKey(p.w.Key) || p.end == endless {
+			p.w.Leave()
+			p.left = true
+		}
+	}
 }

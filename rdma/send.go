@@ -86,7 +86,7 @@ func (x *lane) postPiece(w *transfer.Write, c *cursor, sum uint64) (begun bool, 
 	}
 	stuck := begun && x.posted > x.signalled // the device took a part that never says that it is done
 	if begun = begun && !x.buried; begun {
-		x.pieces = append(x.pieces, pending{w, x.posted, err})
+		x.pieces = append(x.pieces, pending{w: w, end: x.posted, err: err})
 	}
 	x.mu.Unlock()
 	if err != nil && !errors.Is(err, transfer.ErrFenced) && !errors.Is(err, errDown) || stuck {
@@ -208,7 +208,7 @@ func (x *lane) cursor(w *transfer.Write) (c cursor, err error) {
 		return c, fmt.Errorf("%w: source region %d is not registered with %s", transfer.ErrRegion, w.Src.ID(), x.rail.name)
 	}
 	c = cursor{runs: w.Runs, src: src.base, srcSize: w.Src.Size(), lkey: src.mrs[x.rail.index].LKey}
-	c.dst, c.rkey, err = parseKey(w.Key, x.peer.rail)
+	c.dst, c.rkey, err = x.destination(w)
 	return c, err
 }
 

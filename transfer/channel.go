@@ -438,8 +438,8 @@ func (c *channel) drop(l *lease) {
 	delete(c.bound, l.id)
 }
 
-// force makes one-sided lanes stop touching a lease's memory: those that carry it are aborted. A target does not know
-// which those are, and aborts all. Lanes that are not one-sided ask the lease's guard, which is shut.
+// force makes one-sided lanes stop touching a lease's memory: those that carry it are aborted. Lanes that are not
+// one-sided ask the lease's guard, which is shut.
 func (c *channel) force(l *lease) {
 	cause := fmt.Errorf("fence lease %d: the other end did not stop within %v", l.id, c.e.cfg.FenceGrace)
 	link := c.currentLink()
@@ -449,10 +449,7 @@ func (c *channel) force(l *lease) {
 		}
 		return
 	}
-	for _, lane := range c.lanes.bar() {
-		link.Abort(lane, cause)
-	}
-	l.dst.peerStopped()
+	c.forceTarget(l.dst, link, cause)
 }
 
 // landedHere tells the source of a local channel that a piece landed, without the control connection: four goroutines less

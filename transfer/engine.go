@@ -52,7 +52,7 @@ type counters struct {
 	sent, landed, duplicate, discarded            atomic.Uint64
 	presented, settled, revoked, expired, refused atomic.Uint64
 	moved, again, skews                           atomic.Uint64
-	opened, died, handshakes, forced              atomic.Uint64
+	opened, died, handshakes, forced, ungranted   atomic.Uint64
 	verified, altered, resent                     atomic.Uint64
 }
 

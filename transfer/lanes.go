@@ -31,6 +31,7 @@ type laneSet struct {
 	rails     map[string]*railMeter
 	next      int   // number of the next lane
 	unused    []int // numbers that were reserved, of which the other end never heard
+	watchers  int   // who waits for lanes to be through with a lease
 	declined  bool  // a lane left a piece to another
 	closed    bool
 	barred    bool // a fence by force killed all one-sided lanes: none may take their place
@@ -155,7 +156,7 @@ func (s *laneSet) free(f *feeder) {
 	l := s.carries[f.lane]
 	s.turnsOf(l).done(l)
 	delete(s.carries, f.lane)
-	if f.claimed = false; !s.ready.empty() || !s.spareOnly.empty() || s.over(f) {
+	if f.claimed = false; !s.ready.empty() || !s.spareOnly.empty() || s.over(f) || s.watchers > 0 {
 		s.cond.Broadcast()
 	}
 }

@@ -93,15 +93,18 @@ func (l *lease) finish(o outcome) bool {
 	if timer != nil {
 		timer.Stop()
 	}
-	// A target says so before its fence, because the writer's stopping may be what the fence waits for; a source after it,
-	// because its word means that nothing of it is on its way any more.
+	// A target says so before its fence, because the writer's stopping may be what the fence waits for; a source when
+	// nothing of it is on its way any more, because that is what its word means.
 	if l.dst != nil && o.state != LeaseSettled {
 		l.tellPeer(ch, &o)
 	}
 	began := time.Now()
 	forced := l.fence(ch)
-	if l.src != nil || o.state == LeaseSettled {
-		l.tellPeer(ch, &o)
+	if l.dst != nil {
+		l.dst.endGrant()
+		if o.state == LeaseSettled {
+			l.tellPeer(ch, &o)
+		}
 	}
 	l.detach(ch)
 	l.account(o, ch, forced, began)
@@ -112,6 +115,12 @@ func (l *lease) finish(o outcome) bool {
 	l.client.emit(Event{
 		Kind: kind, State: o.state, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Reason: o.reason, Record: o.record,
 	})
+	if l.src != nil {
+		if ch != nil {
+			ch.lanes.awaitGone(l.src)
+		}
+		l.tellPeer(ch, &o)
+	}
 	close(l.done)
 	return true
 }

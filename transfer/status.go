@@ -47,6 +47,7 @@ type Totals struct {
 	ChannelsDied     uint64 `json:"channels_died"`
 	HandshakesFailed uint64 `json:"handshakes_failed"`
 	FencesForced     uint64 `json:"fences_forced"`
+	LeasesUngranted  uint64 `json:"leases_ungranted"` // bound without a right to write of their own where the transport has such
 }
 
 // TransportStatus says what this host can use, and why not.
@@ -154,7 +155,8 @@ type ChannelStatus struct {
 	Leaving      bool           `json:"leaving,omitempty"` // the peer gives way to its successor
 	Dialled      bool           `json:"dialled"`
 	Transport    string         `json:"transport"`
-	Why          string         `json:"why"` // the transport was chosen
+	Why          string         `json:"why"`               // the transport was chosen
+	Fencing      string         `json:"fencing,omitempty"` // of leases bound at this end, by force, where the peer writes by itself
 	Lanes        int            `json:"lanes"`
 	LanesUp      int            `json:"lanes_up"`
 	Redialled    uint64         `json:"lanes_redialled"` // by this end, in place of failed ones

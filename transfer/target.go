@@ -25,7 +25,8 @@ type targetLease struct {
 	record    []byte
 	handedOff bool
 	settling  bool
-	peerHolds bool // a one-sided writer may write until it says that it stopped
+	peerHolds bool  // a one-sided writer may write until it says that it stopped
+	grant     Grant // the writer's right to write, where it has one for this lease alone
 }
 
 // bind gives the lease its blocks. The caller has found the regions for it.
@@ -64,11 +65,15 @@ func (l *targetLease) bind(regions []*Region, req *BindReq) (boundMsg, error) {
 	if err := lendAll(regions, l.id, blocks[first:]); err != nil {
 		return m, err
 	}
-	if err := ch.bindTarget(l, g, blocks, blocks[first:]); err != nil {
+	grant, keys := ch.grant(l, regions, blocks[first:])
+	if err := ch.bindTarget(l, g, grant, blocks, blocks[first:]); err != nil {
+		if grant != nil {
+			grant.Release() // nobody was told of it
+		}
 		giveBackAll(regions, blocks[first:])
 		return m, err
 	}
-	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layouts: layouts, firstToken: req.FirstToken, blocks: blocks, keys: keysOf(regions, ch.transport)}, nil
+	return boundMsg{target: l.id, epoch: l.e.cfg.Epoch, layouts: layouts, firstToken: req.FirstToken, blocks: blocks, keys: keys}, nil
 }
 
 // wantedBlocks checks the blocks of a request to bind, and says from which on they are to be filled.
@@ -431,7 +436,7 @@ func (c *channel) addTarget(l *targetLease, meta []byte) error {
 }
 
 // bindTarget makes a bound lease's pieces known to the lanes.
-func (c *channel) bindTarget(l *targetLease, g geometry, blocks, lent []uint32) error {
+func (c *channel) bindTarget(l *targetLease, g geometry, grant Grant, blocks, lent []uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -446,13 +451,13 @@ func (c *channel) bindTarget(l *targetLease, g geometry, blocks, lent []uint32) 
 	default:
 		return ErrLeaseEnded
 	}
-	if c.link != nil && c.link.OneSided() { // the spare one is not: the engine would not have it
+	if c.link != nil && c.link.OneSided() && !pulls(c.link) { // the spare one is not: the engine would not have it
 		if !l.guard.enter() {
 			return ErrLeaseEnded
 		}
 		l.peerHolds = true
 	}
-	l.state, l.geom, l.dstBlocks, l.lent = LeaseBound, g, blocks, lent
+	l.state, l.geom, l.grant, l.dstBlocks, l.lent = LeaseBound, g, grant, blocks, lent
 	l.landed = newBitmap(g.bits)
 	c.bound[l.id] = l
 	return nil

@@ -30,6 +30,7 @@ func (r *rdmaFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&r.pkey, "rdma-pkey", "", "partition key by its `value`, as 0x8001, in place of its index: looked for in each port's table")
 	fs.IntVar(&c.ServiceLevel, "rdma-service-level", 0, "service level of RDMA packets, 0 to 15; on Ethernet the VLAN priority")
 	fs.IntVar(&c.TrafficClass, "rdma-traffic-class", 0, "traffic class of RDMA packets, 0 to 255: four times their DSCP")
+	fs.StringVar(&c.Op, "rdma-op", rdma.OpWrite, "how KV is sent over RDMA: write, or read, which has the other end's daemon fetch it")
 	fs.DurationVar(&c.Spin, "rdma-spin", 0, "how `long` to look for RDMA completions before sleeping; it takes a processor and saves a wake-up")
 	fs.StringSliceVar(&r.vfs, "rdma-vfs", nil, "SR-IOV virtual functions to make, to use in the physical ones' place and to put back at the end: `N` of each, or of some, as eth0=2; needs root")
 	fs.IntVar(&c.VFMTU, "rdma-vf-mtu", 0, "MTU of the virtual functions' network interfaces (default: as they come)")

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -56,9 +57,40 @@ func ForcedCanaries(t *testing.T, f Factory) {
 		}
 		c.FenceGrace = time.Nanosecond
 	}
-	forced := runCanaries(t, f, Options{}, canaryRounds()/2, (*Pair).reopen)
-	if forced == 0 {
+	c := canaryRun{rounds: canaryRounds() / 2, before: (*Pair).reopen}
+	c.run(t, f, Options{})
+	if c.forced == 0 {
 		t.Error("no fence was made by force: the test shows nothing")
+	}
+}
+
+// Cancels cancels transfers in flight and wants every block back within a time, at both ends: from the call that revokes to
+// the event that gives the blocks back. It says how long that took.
+func Cancels(t *testing.T, f Factory, within time.Duration) {
+	c := canaryRun{rounds: canaryRounds(), before: (*Pair).reopen}
+	c.run(t, f, Options{})
+	for _, who := range []struct {
+		name string
+		took []time.Duration
+	}{{"the end that revokes", c.near}, {"the other end", c.far}} {
+		if len(who.took) == 0 {
+			t.Errorf("no block came back at %s", who.name)
+			continue
+		}
+		slices.Sort(who.took)
+		at := func(q float64) time.Duration {
+			return who.took[int(q*float64(len(who.took)-1))].Round(10 * time.Microsecond)
+		}
+		late := 0
+		for _, d := range who.took {
+			if d > within {
+				late++
+			}
+		}
+		t.Logf("blocks came back at %s after p50 %v, p90 %v, p99 %v, max %v; %d of %d later than %v", who.name, at(0.5), at(0.9), at(0.99), at(1), late, len(who.took), within)
+		if late > 0 {
+			t.Errorf("%d of %d times the blocks of %s came back later than after %v", late, len(who.took), who.name, within)
+		}
 	}
 }
 
@@ -109,21 +141,29 @@ func (q *Request) try(t *testing.T) (settled bool) {
 }
 
 func canaries(t *testing.T, f Factory, o Options, rounds int) {
-	runCanaries(t, f, o, rounds, func(*Pair, *testing.T, *rand.Rand) []uint32 { return nil })
+	c := canaryRun{rounds: rounds, before: func(*Pair, *testing.T, *rand.Rand) []uint32 { return nil }}
+	c.run(t, f, o)
 }
 
-// runCanaries gives how many fences were made by force. Each round begins with before.
-func runCanaries(t *testing.T, f Factory, o Options, rounds int, before func(*Pair, *testing.T, *rand.Rand) []uint32) (forced uint64) {
+// canaryRun is rounds of cancels, each of which begins with before, and what came of them.
+type canaryRun struct {
+	rounds    int
+	before    func(*Pair, *testing.T, *rand.Rand) []uint32
+	forced    uint64          // fences made by force
+	near, far []time.Duration // from the call that revokes to the end of the lease, at this end and at the other
+}
+
+func (c *canaryRun) run(t *testing.T, f Factory, o Options) {
 	defer CheckLeaks(t)()
 	r := NewRand()
 	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
-	for range rounds {
-		earlier = withoutBlocks(earlier, before(p, t, r))
+	for range c.rounds {
+		earlier = withoutBlocks(earlier, c.before(p, t, r))
 		q := p.NewRequest(r, uint32(200+r.IntN(300)), 0, patience)
 		earlier = withoutBlocks(earlier, q.Dst)
-		if cancelAtRandom(t, r, f, q) {
+		if c.cancelAtRandom(t, r, f, q) {
 			settled++
 			if err := q.CheckLanded(); err != nil {
 				t.Fatal(err)
@@ -136,13 +176,28 @@ func runCanaries(t *testing.T, f Factory, o Options, rounds int, before func(*Pa
 			checkOnly(t, p.D, e.Dst, canaryTarget, "a byte landed after the fence")
 		}
 	}
-	forced = p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced
-	t.Logf("%d cancelled in flight, %d settled before the cancel came, %d fences by force", cancelled, settled, forced)
-	if cancelled < rounds/4 {
-		t.Errorf("only %d of %d rounds were cancelled in flight: the test shows little", cancelled, rounds)
+	c.forced = p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced
+	t.Logf("%d cancelled in flight, %d settled before the cancel came, %d fences by force", cancelled, settled, c.forced)
+	if cancelled < c.rounds/4 {
+		t.Errorf("only %d of %d rounds were cancelled in flight: the test shows little", cancelled, c.rounds)
 	}
 	p.Close(t)
-	return forced
+}
+
+// note keeps how long the blocks of a lease that did not settle took to come back.
+func (c *canaryRun) note(t *testing.T, q *Request, began time.Time, near, far *Side) {
+	for _, s := range []*Side{near, far} {
+		if evs := s.Events(q.Ticket.Nonce); len(evs) > 0 && evs[len(evs)-1].Reason != "canary" {
+			t.Logf("%s: %s", s.ID, describe(evs))
+			return
+		}
+	}
+	if at := near.ended(q.Ticket.Nonce); !at.IsZero() {
+		c.near = append(c.near, at.Sub(began))
+	}
+	if at := far.ended(q.Ticket.Nonce); !at.IsZero() {
+		c.far = append(c.far, at.Sub(began))
+	}
 }
 
 // withoutBlocks drops the requests of which a block is used again.
@@ -166,7 +221,7 @@ func withoutBlocks(qs []*Request, blocks []uint32) (out []*Request) {
 }
 
 // cancelAtRandom runs one transfer and revokes it from one side. It reports whether the transfer settled all the same.
-func cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled bool) {
+func (c *canaryRun) cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled bool) {
 	p := q.Pair
 	held := ""
 	if r.IntN(3) == 0 { // hold it at a certain piece
@@ -188,7 +243,9 @@ func cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled 
 			runtime.Gosched()
 		}
 	}
+	began := time.Now()
 	if r.IntN(2) == 0 {
+		defer func() { c.note(t, q, began, p.P, p.D) }()
 		p.P.Client.Revoke(q.PLease, "canary")
 		// P is fenced now, whatever D does: its blocks are its own again.
 		settledAtP := p.P.End(t, q.Ticket.Nonce).Kind == transfer.EventSettled
@@ -197,6 +254,7 @@ func cancelAtRandom(t *testing.T, r *rand.Rand, f Factory, q *Request) (settled 
 		}
 		return finishTarget(t, q, settledAtP)
 	}
+	defer func() { c.note(t, q, began, p.D, p.P) }()
 	p.D.Client.Revoke(q.DLease, "canary")
 	settled = finishTarget(t, q, false)
 	if ev := p.P.End(t, q.Ticket.Nonce); ev.Kind == transfer.EventSettled && !settled {

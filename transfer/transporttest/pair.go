@@ -123,21 +123,32 @@ type Side struct {
 
 	mu     sync.Mutex
 	events map[[16]byte][]transfer.Event
+	ends   map[[16]byte]time.Time // when leases ended without having settled
 	news   chan struct{}
 }
 
 func newSide(id string) *Side {
-	return &Side{ID: id, events: make(map[[16]byte][]transfer.Event), news: make(chan struct{}, 1)}
+	return &Side{ID: id, events: make(map[[16]byte][]transfer.Event), ends: make(map[[16]byte]time.Time), news: make(chan struct{}, 1)}
 }
 
 func (s *Side) event(ev transfer.Event) {
 	s.mu.Lock()
 	s.events[ev.Nonce] = append(s.events[ev.Nonce], ev)
+	if ev.Kind == transfer.EventEnded {
+		s.ends[ev.Nonce] = time.Now()
+	}
 	s.mu.Unlock()
 	select {
 	case s.news <- struct{}{}:
 	default:
 	}
+}
+
+// ended says when a lease ended that did not settle.
+func (s *Side) ended(nonce [16]byte) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ends[nonce]
 }
 
 // Events gives the events of a ticket so far.
