@@ -37,7 +37,8 @@ type Faults func(lane, n int, p transfer.Piece) Fault
 // destination without asking, as RDMA does, and can be stopped by the writer's agreement or by Abort only.
 type Fake struct {
 	OneSided bool
-	Depth    int // pieces under way on a lane; 0 means 4
+	Grants   bool // of a one-sided one: the right to write can be taken back from one lease alone
+	Depth    int  // pieces under way on a lane; 0 means 4
 	Faults   Faults
 	Late     time.Duration // of Delay; 0 means 2 ms
 
@@ -126,6 +127,9 @@ func (f *Fake) meet(ctx context.Context, s *transfer.Setup, end int) (transfer.L
 	for i := range s.Lanes {
 		go l.lane(i).run()
 	}
+	if f.Grants {
+		return grantingLink{l}, nil
+	}
 	return l, nil
 }
 
@@ -138,6 +142,7 @@ type fakeLink struct {
 	mu     sync.Mutex
 	lanes  map[int]*fakeLane
 	posted int
+	grants map[transfer.LeaseID]*fakeGrant
 }
 
 // add makes a lane, whose run is still to be started.
@@ -326,7 +331,12 @@ func (x *fakeLane) move(w *transfer.Write, fault Fault) error {
 		landing.End(false)
 		return nil
 	}
-	if !bytes.Equal(w.Key, fakeKey(landing.Dst)) {
+	key := fakeKey(landing.Dst)
+	grant := x.link.peer.grantOf(p.Lease)
+	if grant != nil {
+		key = grant.key(landing.Dst)
+	}
+	if !bytes.Equal(w.Key, key) {
 		err := fmt.Errorf("piece for region %d came with the key %q", landing.Dst.ID(), w.Key)
 		landing.End(false)
 		x.failBoth(err)
@@ -335,7 +345,7 @@ func (x *fakeLane) move(w *transfer.Write, fault Fault) error {
 	x.pause(w, &landing)
 	sum, err := w.Sum(nil)
 	if err == nil {
-		err = x.copy(w, &landing, fault)
+		err = x.copy(w, &landing, grant, fault)
 	}
 	landing.End(err == nil && landing.Verify(sum))
 	if err != nil && !errors.Is(err, transfer.ErrFenced) {
@@ -363,7 +373,7 @@ func (x *fakeLane) pause(w *transfer.Write, landing *transfer.Landing) {
 
 const fakeStep = 8 << 10
 
-func (x *fakeLane) copy(w *transfer.Write, landing *transfer.Landing, fault Fault) error {
+func (x *fakeLane) copy(w *transfer.Write, landing *transfer.Landing, grant *fakeGrant, fault Fault) error {
 	moved, half := uint64(0), uint64(w.Piece.Bytes)/2
 	runs := landing.Runs
 	var at uint64 // in runs[0]
@@ -380,7 +390,7 @@ func (x *fakeLane) copy(w *transfer.Write, landing *transfer.Landing, fault Faul
 				}
 			}
 			n := min(fakeStep, r.Len-off, runs[0].Len-at)
-			if err := x.step(w, landing, r.Src+off, runs[0].Dst+at, n); err != nil {
+			if err := x.step(w, landing, grant, r.Src+off, runs[0].Dst+at, n); err != nil {
 				return err
 			}
 			if fault == Flip && moved == 0 {
@@ -397,7 +407,7 @@ func (x *fakeLane) copy(w *transfer.Write, landing *transfer.Landing, fault Faul
 }
 
 // step copies a little, with the guards that this kind of transport has.
-func (x *fakeLane) step(w *transfer.Write, landing *transfer.Landing, src, dst, n uint64) error {
+func (x *fakeLane) step(w *transfer.Write, landing *transfer.Landing, grant *fakeGrant, src, dst, n uint64) error {
 	select {
 	case <-x.dead:
 		return errFakeDead
@@ -413,7 +423,11 @@ func (x *fakeLane) step(w *transfer.Write, landing *transfer.Landing, src, dst, 
 		}
 		defer landing.Leave()
 	}
-	copy(landing.Dst.Bytes()[dst:dst+n], w.Src.Bytes()[src:src+n])
+	move := func() { copy(landing.Dst.Bytes()[dst:dst+n], w.Src.Bytes()[src:src+n]) }
+	if grant != nil {
+		return grant.allow(landing, dst, n, move)
+	}
+	move()
 	return nil
 }
 

@@ -46,6 +46,31 @@ func TestFakeForcedCanaries(t *testing.T) {
 	ForcedCanaries(t, fakeFactory(func() *Fake { return &Fake{OneSided: true} }))
 }
 
+// The same where the right to write can be taken back from one lease: the conformance suite, fences by force, and other leases
+// that do not notice.
+func TestFakeGrants(t *testing.T) {
+	granting := func(faults Faults) Factory {
+		return fakeFactory(func() *Fake { return &Fake{OneSided: true, Grants: true, Faults: faults} })
+	}
+	t.Run("Conformance", func(t *testing.T) { Run(t, granting(nil)) })
+	t.Run("ForcedCanaries", func(t *testing.T) { ForcedCanaries(t, granting(nil)) })
+	t.Run("ForcedSparesOthers", func(t *testing.T) {
+		late := func(int, int, transfer.Piece) Fault { return Delay }
+		ForcedSparesOthers(t, granting(late))
+	})
+	t.Run("Status", func(t *testing.T) {
+		p := NewPair(t, granting(nil), Options{})
+		q := p.request(64, 0, patience)
+		q.Present(t, nil)
+		q.Bind(t)
+		q.PushAll(t, nil)
+		q.Settled(t, nil)
+		if c := p.D.Engine.Status().Channels; len(c) != 1 || c[0].Fencing != "by taking back the fake right" {
+			t.Errorf("channels %+v", c)
+		}
+	})
+}
+
 // A fault on one lane: the lease settles over the others, nothing counts twice, and what landed is right.
 func TestFakeSettlesDespiteLaneFaults(t *testing.T) {
 	for _, oneSided := range []bool{false, true} {

@@ -41,18 +41,16 @@ func forcedSparesOthers(t *testing.T, f Factory, target bool) {
 		return p.P.Engine.Status().Totals.FencesForced + p.D.Engine.Status().Totals.FencesForced
 	}, 0
 	for ; rounds < 10*forcedRounds && forced() < forcedRounds; rounds++ {
-		// The other lease: all of it is under way when the first one is fenced.
-		other := p.request(64*16, 64, patience)
-		other.Present(t, nil)
-		other.Bind(t)
-		other.PushAll(t, []byte("other"))
-		// One piece, on one lane.
-		q := p.request(16*16, 0, patience)
-		q.Present(t, nil)
-		q.Bind(t)
+		q, other := p.request(16*16, 0, patience), p.request(64*16, 64, patience)
+		for _, l := range []*Request{q, other} {
+			l.Present(t, nil)
+			l.Bind(t)
+		}
+		// One piece, on one lane, and then all of the other lease, over the others.
 		if err := p.P.Client.Push(q.PLease, []transfer.Unit{{Layer: 0, Count: 16}}, 1); err != nil {
 			t.Fatal(err)
 		}
+		other.PushAll(t, []byte("other"))
 		for p.onTheWay(q) && r.IntN(8) > 0 { // a moment, but not until it has landed
 		}
 		if target {
