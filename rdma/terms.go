@@ -181,12 +181,12 @@ func (l *link) dismiss(x *lane) {
 }
 
 // finishWorks takes completions until the work is done.
-func (x *lane) finishWorks(works []*work, deadline time.Time) error {
+func (x *lane) finishWorks(works []*work, deadline time.Time) (err error) {
 	wcs := make([]cgo.WC, pollBatch)
 	if len(works) == 0 {
 		return nil
 	}
-	defer x.parked.SetReadDeadline(time.Time{})
+	defer func() { err = errors.Join(err, x.parked.SetReadDeadline(time.Time{})) }()
 	for _, w := range works {
 		for !isClosed(w.done) {
 			if x.isFailing() {
