@@ -160,3 +160,13 @@ func TestLanesThatKeepFailingAreDialledAgain(t *testing.T) {
 	}
 	pair.Close(t)
 }
+
+// An observer is told of every lane, by its socket.
+func TestLanesAreMeasured(t *testing.T) {
+	defer transporttest.CheckLeaks(t)()
+	transporttest.Measured(t, factory(), func(t *testing.T, f transfer.Flow) {
+		if f.Transport != "tcp" || f.Socket == nil || !f.Peer.IsLoopback() {
+			t.Errorf("%+v", f)
+		}
+	})
+}
