@@ -3,7 +3,9 @@
 package cudatest
 
 import (
+	"crypto/sha256"
 	_ "embed"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,19 +32,59 @@ func Build(t testing.TB, defines ...string) string {
 	if cc == "" {
 		t.Skip("no C compiler to build the stand-in for the CUDA driver with")
 	}
+	args := []string{"-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"}
+	for _, d := range defines {
+		args = append(args, "-D"+d)
+	}
+	built := cached(fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s %q %s", cc, args, source))))
+	if built != "" {
+		if _, err := os.Stat(built); err == nil {
+			return built
+		}
+	}
 	dir := t.TempDir()
 	c, so := filepath.Join(dir, "libcuda.c"), filepath.Join(dir, "libcuda.so.1")
 	if err := os.WriteFile(c, source, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-o", so, c}
-	for _, d := range defines {
-		args = append(args, "-D"+d)
-	}
-	if out, err := exec.Command(cc, args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(cc, append(args, "-o", so, c)...).CombinedOutput(); err != nil {
 		t.Fatalf("build the stand-in: %v\n%s", err, out)
 	}
-	return so
+	return keep(so, built)
+}
+
+// cached is where a stand-in is kept, by what it is built from; "" where nothing can be kept.
+func cached(sum string) string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	dir = filepath.Join(dir, "headrace", "cuda-standin")
+	if os.MkdirAll(dir, 0o700) != nil {
+		return ""
+	}
+	return filepath.Join(dir, sum[:24]+".so")
+}
+
+// keep puts a stand-in there whole, whoever else does so at the same time.
+func keep(so, built string) string {
+	if built == "" {
+		return so
+	}
+	b, err := os.ReadFile(so)
+	if err != nil {
+		return so
+	}
+	f, err := os.CreateTemp(filepath.Dir(built), ".new")
+	if err != nil {
+		return so
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err != nil || cerr != nil || os.Rename(f.Name(), built) != nil {
+		_ = os.Remove(f.Name())
+		return so
+	}
+	return built
 }
 
 func compiler() string {

@@ -28,9 +28,14 @@ func (c *conn) handle(f *wire.Frame) {
 	case wire.Ping:
 		c.send(f.Request, wire.Pong(m))
 	case wire.RegisterRegion:
-		answer(c.register(f, m))
+		c.register(f, m.Layout, func(fd int, l transfer.Layout) (transfer.RegionID, error) {
+			return c.client.AddRegion(fd, m.Size, l, transfer.RegionFlags(m.Flags))
+		})
 	case wire.RegisterDMABuf:
-		answer(c.registerDMABuf(f, m))
+		c.register(f, m.Layout, func(fd int, l transfer.Layout) (transfer.RegionID, error) {
+			buf := transfer.DMABuf{FD: fd, Offset: m.Offset, Address: m.Address, Device: strings.ToLower(m.Device)}
+			return c.client.AddDMABuf(buf, m.Size, l, transfer.RegionFlags(m.Flags))
+		})
 	case wire.Present:
 		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Regions: regions(m.Regions), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
 		answer(uint64(id), err)
@@ -99,47 +104,48 @@ func (c *conn) check(f *wire.Frame) (wire.Message, *wire.Error) {
 	return m, nil
 }
 
-func (c *conn) register(f *wire.Frame, m wire.RegisterRegion) (uint64, error) {
-	l, err := transfer.UnmarshalLayout(m.Layout)
+// register lends memory. It is answered aside: pinning hundreds of GiB takes longer than an engine waits for a PONG.
+func (c *conn) register(f *wire.Frame, layout []byte, add func(fd int, l transfer.Layout) (transfer.RegionID, error)) {
+	l, err := transfer.UnmarshalLayout(layout) // now: the payload is the reader's
 	if err != nil {
-		return 0, err
+		c.send(f.Request, refusal(err))
+		return
 	}
 	fd := f.FD
-	f.FD = -1 // AddRegion takes it over, also when it fails
-	id, err := c.client.AddRegion(fd, m.Size, l, transfer.RegionFlags(m.Flags))
-	return uint64(id), err
-}
-
-func (c *conn) registerDMABuf(f *wire.Frame, m wire.RegisterDMABuf) (uint64, error) {
-	l, err := transfer.UnmarshalLayout(m.Layout)
-	if err != nil {
-		return 0, err
+	if c.aside(f.Request, func() (uint64, error) {
+		id, err := add(fd, l)
+		return uint64(id), err
+	}) {
+		f.FD = -1 // add takes it over, also when it fails
 	}
-	buf := transfer.DMABuf{FD: f.FD, Offset: m.Offset, Address: m.Address, Device: strings.ToLower(m.Device)}
-	f.FD = -1 // AddDMABuf takes it over, also when it fails
-	id, err := c.client.AddDMABuf(buf, m.Size, l, transfer.RegionFlags(m.Flags))
-	return uint64(id), err
 }
 
-// later answers a request that waits for a fence, aside, so that the engine's other requests are not held up.
+// later answers a request that waits for a fence.
 func (c *conn) later(request uint64, f func() error) {
+	c.aside(request, func() (uint64, error) { return 0, f() })
+}
+
+// aside answers a request that takes its time in a goroutine, so that the engine's other requests are not held up. It says
+// whether it does: else the request is refused.
+func (c *conn) aside(request uint64, f func() (uint64, error)) bool {
 	select {
 	case c.slots <- struct{}{}:
 	default:
-		c.send(request, wire.Errorf(wire.CodeBusy, "%d requests wait for their fence already", cap(c.slots)))
-		return
+		c.send(request, wire.Errorf(wire.CodeBusy, "%d requests wait for their fence, or for memory to be registered, already", cap(c.slots)))
+		return false
 	}
 	c.waiting.Add(1)
 	go func() {
 		defer c.waiting.Done()
-		err := f()
+		value, err := f()
 		<-c.slots
 		if err != nil {
 			c.send(request, refusal(err))
 			return
 		}
-		c.send(request, wire.OK{})
+		c.send(request, wire.OK{Value: value})
 	}()
+	return true
 }
 
 func (c *conn) status(request uint64) {
