@@ -69,6 +69,8 @@ e2e: deps-test build model ## drive the real binary end to end, with the openai 
 proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, each kill 20 times, all prompts
 	HEADRACE_FULL=1 go test -count=1 -timeout 60m ./transfer/...
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
+	scripts/deps.sh lab
+	go run ./test/lab -full
 
 .PHONY: lab
 lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-scenario NAME -v -run X")

@@ -22,8 +22,20 @@ type kernel struct {
 }
 
 // fetchKernel gives the kernel of a package, "" for the one that Debian's linux-image-amd64 stands for. It is kept in dir by
-// the content of the package.
+// the content of the package. Where apt's lists are missing or older than the archive, they are fetched anew, once.
 func fetchKernel(ctx context.Context, dir, pkg string) (*kernel, error) {
+	k, err := findKernel(ctx, dir, pkg)
+	if err == nil || os.Getuid() != 0 || ctx.Err() != nil {
+		return k, err
+	}
+	fmt.Fprintf(os.Stderr, "lab: %v; fetching apt's lists\n", err)
+	if out, uerr := exec.CommandContext(ctx, "apt-get", "update", "-qq").CombinedOutput(); uerr != nil {
+		return nil, errors.Join(err, fmt.Errorf("apt-get update: %w: %s", uerr, out))
+	}
+	return findKernel(ctx, dir, pkg)
+}
+
+func findKernel(ctx context.Context, dir, pkg string) (*kernel, error) {
 	if pkg == "" {
 		out, err := exec.CommandContext(ctx, "apt-cache", "depends", "linux-image-amd64").Output()
 		if err != nil {
@@ -34,6 +46,9 @@ func fetchKernel(ctx context.Context, dir, pkg string) (*kernel, error) {
 				pkg = name
 			}
 		}
+	}
+	if pkg == "" {
+		return nil, errors.New("apt does not know linux-image-amd64 (run apt-get update)")
 	}
 	out, err := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", pkg).Output()
 	if err != nil {

@@ -97,7 +97,7 @@ func (s *scenario) environment(vm int) []string {
 		for i := range s.netdevs() {
 			peers = append(peers, address(i, 3-vm))
 		}
-		env = append(env, "LAB_PEERS="+strings.Join(peers, ","))
+		env = append(env, "LAB_PEERS="+strings.Join(peers, ","), "LAB_HOSTS="+address(0, 1)+","+address(0, 2))
 	}
 	if s.headrace {
 		env = append(env, "HEADRACE_BIN=/bin/headrace")

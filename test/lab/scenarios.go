@@ -49,4 +49,16 @@ var scenarios = []*scenario{
 		env:   []string{"LAB_PF=eth0"},
 		steps: []step{{test: "./test/lab/vf"}},
 	},
+	{
+		name: "twin", about: "the conformance suite of a channel between two machines, over RDMA and TCP",
+		machines: 2, steps: []step{{test: "./test/lab/twin", run: "Conformance"}},
+	},
+	{
+		name: "wires", about: "transfers over wires that lose, delay, reorder, double and alter packets",
+		machines: 2, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
+	},
+	{
+		name: "served", about: "a model served by two machines, KV cache over RDMA: right answers, also when parts die",
+		machines: 2, headrace: true, steps: []step{{test: "./test/lab/served"}},
+	},
 }

@@ -314,7 +314,7 @@ func checkAgainstPattern(t *testing.T, q *Request) bool {
 }
 
 // checkOnly wants one byte value in all of the blocks.
-func checkOnly(t *testing.T, s *Side, blocks []uint32, want byte, what string) {
+func checkOnly(t testing.TB, s *Side, blocks []uint32, want byte, what string) {
 	t.Helper()
 	s.eachBlock(blocks, func(b []byte) {
 		// A sequence of equal bytes equals itself shifted by one.
