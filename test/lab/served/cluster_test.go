@@ -247,21 +247,6 @@ func (c *cluster) debug(path string, args url.Values) {
 	}
 }
 
-// held waits until a transfer of the first machine is held in its middle.
-func (c *cluster) held() {
-	c.t.Helper()
-	c.eventually("a transfer is held", func() error {
-		var waiting map[string]int
-		if err := get("http://"+admin(0)+"/debug/pauses", &waiting); err != nil {
-			return err
-		}
-		if waiting[transfer.PauseWriteFrame] == 0 {
-			return fmt.Errorf("nobody waits: %v", waiting)
-		}
-		return nil
-	})
-}
-
 // report is what `headrace status --json` says.
 func (c *cluster) report() (r status.Report) {
 	c.t.Helper()
@@ -281,7 +266,7 @@ func (c *cluster) idle() time.Duration {
 			if err := get("http://"+host(machine)+":8001/status", &st); err != nil {
 				return err
 			}
-			if st.Running != 0 || st.Waiting != 0 || st.BlocksLeased != 0 || st.BlocksQuarantined != 0 || st.BlocksFree+st.BlocksCached != st.BlocksTotal {
+			if st.Running != 0 || st.Waiting != 0 || st.BlocksLeased != 0 || st.BlocksQuarantined != 0 || st.BlocksFree != st.BlocksTotal {
 				return fmt.Errorf("worker of machine %d: %+v", machine+1, st)
 			}
 		}

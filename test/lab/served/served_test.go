@@ -207,41 +207,93 @@ func (c *cluster) equal() {
 	c.t.Logf("%d requests with %d prompt tokens in %.1f s, each asked twice; %d leases settled, %d bytes landed", rounds(100), asked, time.Since(began).Seconds(), sent.LeasesSettled, landed.BytesLanded)
 }
 
-// inFlight sends a long request that is held in the middle of its transfer, and gives how to wait for its end.
-func (c *cluster) inFlight(seed uint64) (r request, end func() ([]int32, error), hangUp func()) {
-	c.t.Helper()
-	c.debug("pause", url.Values{"point": {transfer.PauseWriteFrame}, "after": {"2"}})
+// flight is a request under way.
+type flight struct {
+	request
+	done   chan struct{} // closed at its end
+	got    []int32
+	err    error
+	hangUp func()
+}
+
+func start(r request) *flight {
 	ctx, cancel := context.WithTimeout(context.Background(), waitLong)
-	r = request{prompt: tokens(seed, 300), max: 16, stream: true}
-	type result struct {
-		got []int32
-		err error
-	}
-	done := make(chan result, 1)
+	f := &flight{request: r, done: make(chan struct{}), hangUp: cancel}
 	go func() {
+		defer close(f.done)
 		defer cancel()
 		body, err := send(ctx, front, r)
 		if err != nil {
-			done <- result{nil, err}
+			f.err = err
 			return
 		}
 		defer body.Close()
-		got, err := readStream(body)
-		done <- result{got, err}
+		f.got, f.err = readStream(body)
 	}()
-	c.held()
-	return r, func() ([]int32, error) { v := <-done; return v.got, v.err }, cancel
+	return f
+}
+
+// inFlight sends a long request that is held in the middle of its transfer. The router may give a request whole to one
+// worker, as it does for a while after a fault: then another is sent.
+func (c *cluster) inFlight(seed uint64) (f *flight) {
+	c.t.Helper()
+	c.debug("pause", url.Values{"point": {transfer.PauseWriteFrame}, "after": {"2"}})
+	c.eventually("a transfer is held", func() error {
+		select {
+		case <-f.ended():
+			seed += 10_000
+			f = start(request{prompt: tokens(seed, 300), max: 16, stream: true})
+		default:
+		}
+		var waiting map[string]int
+		if err := get("http://"+admin(0)+"/debug/pauses", &waiting); err != nil {
+			return err
+		}
+		if waiting[transfer.PauseWriteFrame] == 0 {
+			return fmt.Errorf("nobody waits: %v", waiting)
+		}
+		return nil
+	})
+	return f
+}
+
+var over = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// ended is closed for a request that has ended, or was never sent.
+func (f *flight) ended() <-chan struct{} {
+	if f == nil {
+		return over
+	}
+	return f.done
+}
+
+// transfersAgain asks until KV cache moves between the machines again: right away, or when the router tries the pair anew.
+func (c *cluster) transfersAgain(seed uint64) {
+	c.t.Helper()
+	settled := c.nodeStatus(0).Totals.LeasesSettled
+	took := c.eventually("KV cache moves again", func() error {
+		seed += 10_000
+		c.right("afterwards", request{prompt: tokens(seed, 200), max: 12})
+		if st := c.nodeStatus(0); st.Totals.LeasesSettled == settled {
+			return fmt.Errorf("no lease has settled; channels %+v", st.Channels)
+		}
+		return nil
+	})
+	if st := c.nodeStatus(0); len(st.Channels) == 0 || st.Channels[0].Transport != transport {
+		c.t.Errorf("channels of node-1 afterwards: %+v", st.Channels)
+	}
+	c.t.Logf("KV cache moves again %.1f s later", took.Seconds())
 }
 
 // clientGone hangs up in the middle of a transfer: all blocks come back, and the next answer is right.
 func (c *cluster) clientGone(round int) {
-	r, end, hangUp := c.inFlight(uint64(1000 + round))
-	hangUp()
-	_, _ = end() // it ends with the context's error
+	f := c.inFlight(uint64(1000 + round))
+	f.hangUp()
+	<-f.done // it ends with the context's error
 	c.debug("release", nil)
 	took := c.idle()
 	c.t.Logf("all blocks back %v after the client went", took.Round(time.Millisecond))
-	c.right("after a client went", r)
+	c.right("after a client went", f.request)
 }
 
 // survivors checks that only the part that was killed has gone.
@@ -265,54 +317,51 @@ func (c *cluster) alive() (pids [2]map[string]int) {
 }
 
 // daemonKilled kills a machine's node daemon in the middle of a transfer and starts another: engines stay up, the request
-// that was under way is answered rightly, and so is the next one.
+// that was under way is answered rightly, and so are the next ones, over RDMA again.
 func (c *cluster) daemonKilled(machine, round int) {
 	name := fmt.Sprintf("node-%d", machine+1)
-	r, end, _ := c.inFlight(uint64(2000 + 100*machine + round))
+	f := c.inFlight(uint64(2000 + 100*machine + round))
 	before := c.alive()
 	order[bool](c, machine, "Kill", name)
 	c.node(machine)
 	if machine == 1 {
 		c.debug("release", nil)
 	}
-	c.underWay(r, end)
+	c.underWay(f)
 	c.survivors(before, name)
 	c.ready()
+	c.transfersAgain(uint64(3000 + round))
 	c.idle()
-	c.right("after "+name+" was killed", request{prompt: tokens(uint64(3000+round), 200), max: 12})
-	if st := c.nodeStatus(0); len(st.Channels) == 0 || st.Channels[0].Transport != transport {
-		c.t.Errorf("channels of node-1 afterwards: %+v", st.Channels)
-	}
-}
-
-// underWay waits for the end of the request that was under way when something died: it is answered rightly, by another try.
-func (c *cluster) underWay(r request, end func() ([]int32, error)) {
-	c.t.Helper()
-	began := time.Now()
-	got, err := end()
-	if err != nil {
-		c.t.Fatalf("the request that was under way: %v (%d tokens)", err, len(got))
-	}
-	want, err := ask(oracle, r)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if !slices.Equal(got, want) {
-		c.t.Fatalf("the request that was under way: %v, the aggregated run gives %v", got, want)
-	}
-	c.t.Logf("the request that was under way was answered rightly %.1f s later", time.Since(began).Seconds())
 }
 
 // prefillKilled kills the prefill worker in the middle of a transfer.
 func (c *cluster) prefillKilled(round int) {
-	r, end, _ := c.inFlight(uint64(4000 + round))
+	f := c.inFlight(uint64(4000 + round))
 	before := c.alive()
 	order[bool](c, 0, "Kill", "prefill")
 	c.debug("release", nil)
 	c.worker("prefill", 0)
-	c.underWay(r, end)
+	c.underWay(f)
 	c.survivors(before, "prefill")
 	c.ready()
+	c.transfersAgain(uint64(5000 + round))
 	c.idle()
-	c.right("after the prefill worker was killed", request{prompt: tokens(uint64(5000+round), 200), max: 12})
+}
+
+// underWay waits for the end of the request that was under way when something died: it is answered rightly, by another try.
+func (c *cluster) underWay(f *flight) {
+	c.t.Helper()
+	began := time.Now()
+	<-f.done
+	if f.err != nil {
+		c.t.Fatalf("the request that was under way: %v (%d tokens)", f.err, len(f.got))
+	}
+	want, err := ask(oracle, f.request)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !slices.Equal(f.got, want) {
+		c.t.Fatalf("the request that was under way: %v, the aggregated run gives %v", f.got, want)
+	}
+	c.t.Logf("the request that was under way was answered rightly %.1f s later", time.Since(began).Seconds())
 }
