@@ -2,6 +2,7 @@ package transporttest
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -19,11 +20,9 @@ type Twin struct {
 	Factory Factory
 	Number  int                     // 1 drives, 2 serves
 	Hosts   [2]string               // the machines' addresses, the first one's first
+	Port    string                  // where the second takes orders; 7900 when empty
 	Do      map[string]func() error // what the driver can have done in either machine
 }
-
-// twinPort is where the second machine takes orders.
-const twinPort = "7900"
 
 // twinWait bounds how long one machine waits for the other to come to the same test.
 const twinWait = 90 * time.Second
@@ -32,7 +31,7 @@ const twinWait = 90 * time.Second
 func (tw Twin) Meet(t *testing.T, drive func(*testing.T, *Machines)) {
 	t.Helper()
 	self := &agent{tw: tw, t: orderTB{t}}
-	MeetTwin(t, tw.Number, tw.Hosts[1], self, func(t *testing.T, clients [2]*rpc.Client) {
+	MeetTwin(t, tw.Number, net.JoinHostPort(tw.Hosts[1], cmp.Or(tw.Port, "7900")), self, func(t *testing.T, clients [2]*rpc.Client) {
 		drive(t, &Machines{{t: t, rpc: clients[0]}, {t: t, rpc: clients[1]}})
 	})
 	if tw.Number == 2 {
@@ -41,9 +40,9 @@ func (tw Twin) Meet(t *testing.T, drive func(*testing.T, *Machines)) {
 }
 
 // MeetTwin joins two processes that run the same test. What the agent's methods do, as net/rpc has them, the first one can
-// order in either process: the clients are of the first and of the second. The second process, at host, serves the first
+// order in either process: the clients are of the first and of the second. The second process, at addr, serves the first
 // one until that is through.
-func MeetTwin(t *testing.T, number int, host string, agent any, drive func(*testing.T, [2]*rpc.Client)) {
+func MeetTwin(t *testing.T, number int, addr string, agent any, drive func(*testing.T, [2]*rpc.Client)) {
 	t.Helper()
 	end := &ending{}
 	server := rpc.NewServer()
@@ -51,10 +50,10 @@ func MeetTwin(t *testing.T, number int, host string, agent any, drive func(*test
 		t.Fatal(err)
 	}
 	if number == 2 {
-		serveTwin(t, host, server, end)
+		serveTwin(t, addr, server, end)
 		return
 	}
-	conn := dialTwin(t, host)
+	conn := dialTwin(t, addr)
 	near, far := net.Pipe()
 	go server.ServeConn(far)
 	clients := [2]*rpc.Client{rpc.NewClient(near), rpc.NewClient(conn)}
@@ -77,11 +76,11 @@ func (e *ending) Leave(testFailed bool, _ *bool) error {
 	return nil
 }
 
-func dialTwin(t *testing.T, host string) net.Conn {
+func dialTwin(t *testing.T, addr string) net.Conn {
 	t.Helper()
 	deadline := time.Now().Add(twinWait)
 	for {
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, twinPort), time.Second)
+		conn, err := net.DialTimeout("tcp", addr, time.Second)
 		if err == nil {
 			return conn
 		}
@@ -93,9 +92,9 @@ func dialTwin(t *testing.T, host string) net.Conn {
 }
 
 // serveTwin takes orders over one connection. Whether the test holds is the driver's to say.
-func serveTwin(t *testing.T, host string, server *rpc.Server, end *ending) {
+func serveTwin(t *testing.T, addr string, server *rpc.Server, end *ending) {
 	t.Helper()
-	l, err := net.Listen("tcp", net.JoinHostPort(host, twinPort))
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}

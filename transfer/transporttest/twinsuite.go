@@ -199,7 +199,7 @@ func twinCancel(m *Machines, r *rand.Rand, from int, typical time.Duration) (set
 	t := m[0].t
 	t.Helper()
 	o := SendOrder{Tokens: uint32(200 + r.IntN(300)), Record: []byte("record")}
-	if r.IntN(3) == 0 {
+	if r.IntN(2) == 0 {
 		o.Held = 1 + r.IntN(3)
 	}
 	f := m.Send(from, o)

@@ -58,7 +58,7 @@ func serve(t *testing.T, drive func(*testing.T, *cluster)) {
 	}
 	a := &agent{dir: t.TempDir(), parts: make(map[string]*part)}
 	defer a.end()
-	transporttest.MeetTwin(t, number, two, a, func(t *testing.T, at [2]*rpc.Client) {
+	transporttest.MeetTwin(t, number, two+":7900", a, func(t *testing.T, at [2]*rpc.Client) {
 		c := &cluster{t: t, at: at}
 		defer func() {
 			if t.Failed() {
