@@ -59,12 +59,15 @@ The exit status is 0, or 1 when something is missing that is needed; with --tran
 		if serve != "" {
 			return a.serveExams(ctx, serve, name, keyFile, dir)
 		}
-		r := doctor.Run(os.DirFS("/"))
+		var key []byte
 		if peer != "" {
-			key, err := peerKey(keyFile, dir)
-			if err != nil {
+			var err error
+			if key, err = peerKey(keyFile, dir); err != nil {
 				return err
 			}
+		}
+		r := doctor.Run(os.DirFS("/"))
+		if peer != "" {
 			(&doctor.Peer{Examiner: examiner(name), Addr: peer, Key: key}).Examine(ctx, r)
 		}
 		if transport == "rdma" {

@@ -88,6 +88,7 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"bench transfer --block 1000":        "multiple of 64",
 		"bench model --models gpt-2":         "choose of",
 		"bench model --prefill-rate fast":    "use TOKENS/S",
+		"doctor --peer h:1 --serve h:2":      "give one of them",
 		"status --json=perhaps":              "perhaps",
 		"node --log-format xml":              `log format "xml"`,
 		"up --transport pigeon --model x":    "use auto, tcp, shm or rdma",
@@ -120,6 +121,7 @@ func TestFailureIsOneLineAndStatus1(t *testing.T) {
 		"node --cluster-key-file /nonexistent --id n": "read cluster key",
 		"tinymodel --out /nonexistent/tiny.gguf":      "no such file",
 		"router --etcd e:1 --cluster-key-file /none":  "read cluster key",
+		"doctor --peer h:1 --cluster-key-file /none":  "read cluster key",
 	} {
 		status, out, errOut := call(t, strings.Fields(line)...)
 		if status != exitFailed || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, want) {

@@ -219,15 +219,11 @@ func (x *exam) ports(own, there *facts) []Check {
 	}
 	var checks []Check
 	reached := false
-	for i := range ours {
-		for j := range theirs {
-			if len(checks) >= 4*pairsMax {
-				break
-			}
-			found, ok := x.pair(&ours[i], &theirs[j])
-			reached = reached || ok
-			checks = append(checks, found...)
-		}
+	all := pairs(len(ours), len(theirs))
+	for _, p := range all[:min(len(all), pairsMax)] {
+		found, ok := x.pair(&ours[p[0]], &theirs[p[1]])
+		reached = reached || ok
+		checks = append(checks, found...)
 	}
 	if reached { // a port need not reach all: two rails are two networks
 		for i := range checks {
@@ -236,7 +232,24 @@ func (x *exam) ports(own, there *facts) []Check {
 			}
 		}
 	}
+	if len(all) > pairsMax {
+		checks = append(checks, unknown("other pairs of ports", fmt.Sprintf("%d of %d were tried", pairsMax, len(all))))
+	}
 	return checks
+}
+
+// pairs are all pairs of numbers below two, those of equal ones first: rails are mostly numbered alike.
+func pairs(n, m int) (all [][2]int) {
+	for apart := range max(n, m) {
+		for i := range n {
+			for j := range m {
+				if i-j == apart || j-i == apart {
+					all = append(all, [2]int{i, j})
+				}
+			}
+		}
+	}
+	return all
 }
 
 func (x *exam) noPorts(own, there *facts) Check {

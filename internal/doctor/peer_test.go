@@ -3,11 +3,14 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/binary"
 	"io"
 	"io/fs"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +168,9 @@ func TestComparisons(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	one, none := &facts{Ports: []portFacts{a}}, &facts{Lacks: "it has no RDMA port"}
+	if p := pairs(2, 3); len(p) != 6 || p[0] != [2]int{0, 0} || p[1] != [2]int{1, 1} || p[5] != [2]int{0, 2} {
+		t.Errorf("pairs are %v", p)
+	}
 	if c := x.noPorts(one, none); c.Host != "far" || c.Command == "" {
 		t.Errorf("%+v", c)
 	}
@@ -212,4 +218,86 @@ func FuzzMessages(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// Over RDMA a host examines itself: what two hosts do is in test/broken.
+func TestWritesOverRDMA(t *testing.T) {
+	root := os.DirFS("/")
+	if v := cgo.Probe(); v.Err() != nil {
+		if os.Getenv("HEADRACE_LAB") != "" {
+			t.Fatalf("the lab has no RDMA: %v", v.Err())
+		}
+		t.Skipf("%v (make lab has it)", v.Err())
+	}
+	addr := serve(t, Examiner{Root: root, Host: "here"})
+	r := examine(t, &Peer{Examiner: Examiner{Root: root, Host: "here"}, Addr: addr, Key: testKey})
+	written := 0
+	for _, c := range r.Checks {
+		t.Logf("%-8s %-24s %s", c.Answer, c.Name, c.Detail)
+		if strings.HasSuffix(c.Name, " write") && c.Answer == Yes && strings.Contains(c.Detail, "as sent") {
+			written++
+		}
+	}
+	if written == 0 {
+		t.Errorf("nothing was written: %+v", r.Checks)
+	}
+	// A queue pair whose other end is nowhere: an error, in time, and nothing left.
+	devices := here(root).devices()
+	p := &devices[0].ports[0]
+	best, _ := p.best()
+	use := &pairUsage{Device: devices[0].name, Port: p.number, GID: best.index, Text: best.text, MTU: smallMTU, Bytes: tryBytes}
+	e, err := openEnd(use)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.close()
+	nowhere := e.own
+	nowhere.QPN ^= 0x7fff
+	if err := e.join(use, &nowhere); err != nil {
+		t.Fatal(err)
+	}
+	if took, err := e.write(&nowhere, patience); err == nil {
+		t.Errorf("a write to a queue pair that is not there was acknowledged after %v", took)
+	}
+}
+
+// A daemon of the future answers as docs/protocol.md says: no common version, and what it speaks.
+func TestVersionSkewIsShown(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		said := make([]byte, 200)
+		if _, err := io.ReadFull(c, said); err != nil {
+			return
+		}
+		b := make([]byte, 184, 216)
+		copy(b, "HEADRACE")
+		for at, v := range map[int]uint16{10: 1, 12: 8, 14: 9} {
+			binary.LittleEndian.PutUint16(b[at:], v)
+		}
+		copy(b[48:], "\x06future")
+		mac := hmac.New(sha256.New, testKey)
+		mac.Write([]byte("headrace 1 accept"))
+		mac.Write(said)
+		mac.Write(b)
+		c.Write(mac.Sum(b))
+	}()
+	r := examine(t, &Peer{Examiner: Examiner{Root: bare()}, Addr: l.Addr().String(), Key: testKey})
+	<-done
+	c := find(t, r, "connection")
+	for _, want := range []string{"future 8 to 9", "upgrade this node"} {
+		if c.Answer != Needed || !strings.Contains(c.Detail, want) {
+			t.Errorf("%+v, want needed with %q", c, want)
+		}
+	}
 }

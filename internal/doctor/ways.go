@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/headrace/headrace/cgo"
 )
 
 // Sizes and times of the writes from port to port.
@@ -63,27 +65,27 @@ func (x *exam) pair(a, b *portFacts) (checks []Check, reached bool) {
 		return append(checks, x.noWay(at, a, b)), false
 	}
 	var good, bad []string
-	var best *way
+	var why error // not by the addresses that channels would use
 	for i := range all {
 		w := &all[i]
 		words := fmt.Sprintf("%s (index %d to %d)", w.word, w.own.Index, w.there.Index)
 		if _, _, err := x.send(a, b, w, min(a.MTU, b.MTU), tryBytes); err != nil {
 			bad = append(bad, fmt.Sprintf("%s: %v", words, err))
+			if i == 0 {
+				why = err
+			}
 			continue
 		}
 		good = append(good, words)
-		if best == nil {
-			best = w
-		}
 	}
-	if best == nil {
-		return append(checks, x.blocked(at, a, b, &all[0], bad)), false
+	if why != nil {
+		return append(checks, x.blocked(at, a, b, &all[0], why, bad)), false
 	}
 	detail := strings.Join(good, ", ")
 	if len(bad) > 0 {
 		detail += "; not " + strings.Join(bad, ", ")
 	}
-	return append(checks, yes(at+reachSuffix, detail).forRDMA(), x.proof(at, a, b, best)), true
+	return append(checks, yes(at+reachSuffix, detail).forRDMA(), x.proof(at, a, b, &all[0])), true
 }
 
 func (x *exam) roceMTU(at string, a, b *portFacts) Check {
@@ -132,9 +134,10 @@ func (x *exam) noWay(at string, a, b *portFacts) Check {
 	return c
 }
 
-// blocked is about ports that do not reach each other by any address. Smaller packets may tell why.
-func (x *exam) blocked(at string, a, b *portFacts, w *way, bad []string) Check {
-	if min(a.MTU, b.MTU) > smallMTU {
+// blocked is about ports that do not reach each other by the addresses that count. Where packets were lost, smaller ones may
+// tell why.
+func (x *exam) blocked(at string, a, b *portFacts, w *way, why error, bad []string) Check {
+	if errors.Is(why, cgo.RetryExceeded) && min(a.MTU, b.MTU) > smallMTU {
 		if _, _, err := x.send(a, b, w, smallMTU, tryBytes); err == nil {
 			return lacking(at+reachSuffix, fmt.Sprintf("packets of %d bytes arrive, packets of %d do not", smallMTU, min(a.MTU, b.MTU)), "a switch between the two drops large packets: raise its MTU to 9216, or lower that of both interfaces",
 				"ip link set dev "+a.Netdev+" mtu 1500").forRDMA()

@@ -17,6 +17,7 @@ import (
 const aptGet = `#!/bin/sh
 case "$*" in
 "install -y ibverbs-providers") mv /run/rxe.driver /etc/libibverbs.d/rxe.driver;;
+"install -y chrony") mv /run/chronyc /bin/;;
 *) echo "no such package: $*" >&2; exit 1;;
 esac
 `
@@ -28,6 +29,7 @@ type fault struct {
 	shell  string // in the shell that the doctor is started from: limits are of processes
 	user   bool   // the doctor is not root
 	bin    string // another copy of the program
+	args   string // for the doctor
 
 	check, says, fix string // what the doctor is to name, and part of its command
 	fill             string // in place of the words in capitals
@@ -55,7 +57,7 @@ var faults = []fault{
 	{name: "probes are not allowed", breaks: "sysctl -w kernel.perf_event_paranoid=3", user: true, check: "probes", says: "is 3", fix: "sysctl -w"},
 }
 
-type check struct{ Group, Name, Answer, Detail, Remedy, Command string }
+type check struct{ Group, Name, Answer, Detail, Remedy, Command, Host string }
 
 func (c check) id() string { return c.Group + ": " + c.Name }
 
@@ -86,7 +88,7 @@ func script(text string) error {
 // doctor runs the doctor from a shell that has done something before.
 func doctor(t *testing.T, f *fault, before string) *report {
 	t.Helper()
-	bin, args := os.Getenv("HEADRACE_BIN"), " doctor --transport rdma --json"
+	bin, args := os.Getenv("HEADRACE_BIN"), " doctor --transport rdma --json"+f.args
 	if f.bin != "" {
 		bin = f.bin
 	}
@@ -122,6 +124,10 @@ func furnish(t *testing.T) {
 	if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
 		t.Fatalf("install busybox: %v: %s", err, out)
 	}
+	// busybox's own shell prefers its own ip and tc to those of iproute2, which people have.
+	if err := errors.Join(os.Remove("/bin/sh"), os.Symlink("/bin/dash", "/bin/sh")); err != nil {
+		t.Fatal(err)
+	}
 	for file, text := range map[string]string{"/bin/apt-get": aptGet, "/etc/passwd": "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n"} {
 		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
@@ -147,6 +153,19 @@ func TestBrokenHosts(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) { f.try(t, well[f.user]) })
 	}
 	t.Logf("%d faults", len(faults))
+}
+
+// TestVirtualFunctions is the same for a card that has some.
+func TestVirtualFunctions(t *testing.T) {
+	pf := os.Getenv("LAB_PF")
+	if pf == "" {
+		t.Skip("needs a card with virtual functions (make lab ARGS='-scenario doctor-vf')")
+	}
+	furnish(t)
+	numvfs := " > /sys/class/net/" + pf + "/device/sriov_numvfs"
+	f := fault{name: "none are made", args: " --transport auto", breaks: "echo 0" + numvfs + "; ip link set dev " + pf + " down",
+		check: pf + " virtual functions", says: "none of 7 made, and " + pf + " is switched off", fix: "echo 4" + numvfs, mend: "echo 0" + numvfs}
+	t.Run(f.name, func(t *testing.T) { f.try(t, doctor(t, &f, "")) })
 }
 
 func (f *fault) try(t *testing.T, well *report) {

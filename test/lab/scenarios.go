@@ -25,8 +25,16 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "doctor", about: "broken hosts, and what `headrace doctor` says and does about them",
-		programs: []string{"busybox", "setcap"}, headrace: true,
-		steps: []step{{test: "./test/broken"}},
+		programs: []string{"busybox", "dash", "setcap"}, headrace: true,
+		steps: []step{{test: "./test/broken", run: "BrokenHosts|FaultsAreTold"}},
+	},
+	{
+		name: "doctor-peer", about: "two hosts that do not fit, and what `headrace doctor --peer` says and does about them", machines: 2,
+		programs: []string{"busybox", "dash"}, modules: []string{"act_police"}, headrace: true,
+		steps: []step{
+			{on: 1, test: "./internal/doctor", run: "WritesOverRDMA"},
+			{on: 1, test: "./test/broken", run: "TwoHosts"}, {on: 2, test: "./test/broken", run: "FarHost"},
+		},
 	},
 	{
 		name: "telemetry", about: "eBPF's counts of TCP lanes under loss beside TCP_INFO",
