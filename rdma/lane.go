@@ -22,12 +22,11 @@ const (
 	slotSize    = 128 // one announcement: header, trailer, and room to keep them in cache lines of their own
 	sendQueue   = 512 // work requests
 	sendReserve = 8   // of those, kept for giving slots back and for the last request of all
-	chainMax    = 64  // work requests posted at once
-	signalEvery = 16  // of a chain's requests one in so many is signalled, and its last one
+	chainMax    = 64  // work requests posted at once, of which the last one says when it is done
 	giveBack    = slotCount / 4
 	// While fewer than giveBack slots are kept, no more than slotCount/giveBack counts are on their way.
-	// Nor are more answers than pieces under way.
-	recvQueue    = slotCount + slotCount/giveBack + depth + 4
+	// Nor are more answers than pieces under way. As many of both may have come whose receives are not posted again yet.
+	recvQueue    = slotCount + 2*(slotCount/giveBack+depth) + 4
 	announceSize = transfer.DataHeaderSize + transfer.DataTrailerSize
 )
 
@@ -106,6 +105,7 @@ type lane struct {
 	consumed int // slots not given back
 	arrived  uint64
 	receives int  // posted
+	used     int  // receives, not posted again yet
 	lastSend bool // posted
 	flushed  bool // it came back
 	landing  transfer.Landing
@@ -299,15 +299,8 @@ func (x *lane) make() (err error) {
 	if err := x.toInit(); err != nil {
 		return err
 	}
-	recvs := make([]cgo.Recv, recvQueue)
-	for i := range recvs {
-		recvs[i].ID = idRecv
-	}
-	if n, errno := x.qp.PostRecv(recvs); n != len(recvs) {
-		return fmt.Errorf("post %d receives: %w", len(recvs)-n, errno)
-	}
-	x.receives = len(recvs)
-	return nil
+	x.used = recvQueue
+	return x.repost()
 }
 
 // hello is what the other end is told of this one.

@@ -35,8 +35,9 @@ type link struct {
 }
 
 var (
-	_ transfer.Link   = (*link)(nil)
-	_ transfer.Railed = (*link)(nil)
+	_ transfer.Link    = (*link)(nil)
+	_ transfer.Railed  = (*link)(nil)
+	_ transfer.Starter = (*link)(nil)
 )
 
 // setupTimeout bounds the set-up of a lane where the caller does not.
@@ -202,6 +203,9 @@ func (*link) OneSided() bool { return true }
 
 // Post posts a piece's chains, and waits where the send queue or the other end's slots are full.
 func (l *link) Post(index int, w *transfer.Write) {
+	if w.Begun { // by Start
+		return
+	}
 	x := l.lane(index)
 	if x == nil {
 		w.Done(net.ErrClosed) // it failed, and was replaced
@@ -219,6 +223,14 @@ func (l *link) Post(index int, w *transfer.Write) {
 		<-x.done // the engine knows by then, and gives the piece to another lane
 	}
 	w.Done(err)
+}
+
+// Start implements transfer.Starter: it posts a piece of one chain where there is room for it.
+func (l *link) Start(index int, w *transfer.Write) (through bool) {
+	if x := l.lane(index); x != nil {
+		x.start(w)
+	}
+	return false // it is done with its completion: Post, which the lane's feeder calls, has nothing left to do then
 }
 
 // Abort moves a lane to the error state and returns when it is drained.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -28,7 +29,7 @@ func (x *lane) run() {
 				x.fail(err)
 			}
 		}
-		if err := errors.Join(x.fetch(), x.giveBackSlots(), x.endWorks()); err != nil {
+		if err := errors.Join(x.repost(), x.fetch(), x.giveBackSlots(), x.endWorks()); err != nil {
 			x.fail(err)
 		}
 		x.reap()
@@ -72,11 +73,7 @@ func (x *lane) poll(wcs []cgo.WC) (int, error) {
 // park waits for an event of the completion channel, or for fail.
 func (x *lane) park() error {
 	err := x.raw.Read(func(uintptr) bool {
-		got := false
-		for x.events.Event() == 0 {
-			got = true
-		}
-		return got
+		return x.events.Event() == 0 // arming makes at most one
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return x.parked.SetReadDeadline(time.Time{}) // fail wakes once: all else makes events
@@ -156,23 +153,31 @@ func (x *lane) receive(wc *cgo.WC) error {
 	default:
 		return fmt.Errorf("%w: immediate %#x", transfer.ErrProtocol, wc.Imm)
 	}
-	return x.postReceive()
+	x.used++
+	return nil
 }
 
-// postReceive replaces a receive that was used. A failing lane gets none: what is posted in the error state is flushed by
+// repost replaces the receives that were used. A failing lane gets none: what is posted in the error state is flushed by
 // some devices when the next packet comes, which is never.
-func (x *lane) postReceive() error {
+func (x *lane) repost() error {
+	if x.used == 0 {
+		return nil
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.failing {
 		return nil
 	}
-	if n, errno := x.qp.PostRecv([]cgo.Recv{{ID: idRecv}}); n != 1 {
-		return fmt.Errorf("post a receive: %w", errno)
+	n, errno := x.qp.PostRecv(blankReceives[:x.used])
+	x.receives += n
+	if x.used -= n; x.used > 0 {
+		return fmt.Errorf("post %d receives: %w", x.used, errno)
 	}
-	x.receives++
 	return nil
 }
+
+// blankReceives are receives without memory: immediates need none.
+var blankReceives = slices.Repeat([]cgo.Recv{{ID: idRecv}}, recvQueue)
 
 // land counts a piece whose bytes are in place already.
 func (x *lane) land(slot []byte) error {

@@ -42,11 +42,42 @@ func (x *lane) send(w *transfer.Write) error {
 	return nil
 }
 
+// start is send for a piece of a single chain by somebody who must not wait. Unless it has begun the piece, nothing was done.
+func (x *lane) start(w *transfer.Write) (begun bool) {
+	if x.pulls() || len(w.Runs) >= chainMax {
+		return false
+	}
+	c, err := x.cursor(w)
+	if err != nil {
+		return false // send finds it too
+	}
+	select {
+	case <-x.credits:
+	default:
+		return false
+	}
+	sum, err := w.Sum(nil)
+	x.mu.Lock()
+	// Room only grows from here on: nobody else sends pieces on this lane meanwhile.
+	fits := err == nil && !x.failing && x.space() > len(w.Runs)
+	x.mu.Unlock()
+	if !fits || !w.Enter() {
+		x.credits <- struct{}{}
+		return false
+	}
+	w.Begun = true // before: w may be done, and another piece's, as soon as it was posted
+	if begun, _ = x.postPiece(w, &c, sum); !begun {
+		w.Begun = false
+		w.Leave()
+	}
+	return begun
+}
+
 // postPiece posts a piece chain by chain, as far as its lease and the lane live. begun says that something was posted:
 // then the piece is pending, whatever came of it.
 func (x *lane) postPiece(w *transfer.Write, c *cursor, sum uint64) (begun bool, err error) {
 	x.mu.Lock()
-	for err == nil && !c.end() {
+	for told := false; err == nil && !told; {
 		if x.failing {
 			err = errDown
 			break
@@ -59,23 +90,19 @@ func (x *lane) postPiece(w *transfer.Write, c *cursor, sum uint64) (begun bool, 
 			continue
 		}
 		wrs := c.next(x.chain[:k])
+		runs := len(wrs)
+		if c.end() && runs < k { // one call for the last runs and the announcement: each rings the device's bell
+			wrs = x.chain[:runs+1]
+			wrs[runs] = x.announcement(w, sum)
+		}
 		var n int
 		n, err = x.push(wrs)
 		begun = begun || n > 0
-		c.back(len(wrs) - n)
-	}
-	for err == nil { // the announcement fits into the reserve
-		if x.failing {
-			err = errDown
-			break
-		}
-		var n int
-		if n, err = x.push(x.announcement(w, sum)); n == 1 {
-			begun = true
+		if told = n > runs; told {
 			x.announced++
-			break
 		}
-		if err == nil {
+		c.back(runs - min(n, runs))
+		if err == nil && n < len(wrs) { // the device had less room than it had promised
 			x.mu.Unlock()
 			err = x.awaitRoom(w)
 			x.mu.Lock()
@@ -113,22 +140,16 @@ func (x *lane) awaitRoom(w *transfer.Write) error {
 	}
 }
 
-// push posts work requests, numbers them and signals every so many and the last. What the device has no room for is left:
+// push posts work requests, numbers them and signals the last. What the device has no room for is left:
 // n says how many it took. mu is held.
 func (x *lane) push(wrs []cgo.WR) (n int, err error) {
 	for i := range wrs {
 		wrs[i].ID = x.posted + uint64(i) + 1
-		if i == len(wrs)-1 || i%signalEvery == signalEvery-1 {
-			wrs[i].Flags |= cgo.Signaled
-		}
 	}
+	wrs[len(wrs)-1].Flags |= cgo.Signaled
 	n, errno := x.qp.PostSend(wrs)
-	x.posted += uint64(n)
-	for i := n - 1; i >= 0; i-- {
-		if wrs[i].Flags&cgo.Signaled != 0 {
-			x.signalled = wrs[i].ID
-			break
-		}
+	if x.posted += uint64(n); n == len(wrs) {
+		x.signalled = x.posted
 	}
 	switch errno {
 	case 0:
@@ -142,7 +163,7 @@ func (x *lane) push(wrs []cgo.WR) (n int, err error) {
 }
 
 // announcement puts a piece's header and trailer into the next slot, and gives the request that brings them over. mu is held.
-func (x *lane) announcement(w *transfer.Write, sum uint64) []cgo.WR {
+func (x *lane) announcement(w *transfer.Write, sum uint64) cgo.WR {
 	slot := x.announced % slotCount
 	var header [transfer.DataHeaderSize]byte
 	var trailer [transfer.DataTrailerSize]byte
@@ -151,11 +172,10 @@ func (x *lane) announcement(w *transfer.Write, sum uint64) []cgo.WR {
 	out := x.slots[(slotCount+slot)*slotSize:][:announceSize]
 	copy(out, header[:])
 	copy(out[len(header):], trailer[:])
-	x.chain[0] = cgo.WR{
+	return cgo.WR{
 		Local: addressOf(out), Remote: x.peer.slotAddr + slot*slotSize, Len: announceSize, LKey: x.slotMR.LKey, RKey: x.peer.slotKey,
 		Imm: immPiece | uint32(slot), Op: cgo.WriteImm, Flags: x.inline,
 	}
-	return x.chain[:1]
 }
 
 // giveBack gives slots back to the other end that were read, when there are enough of them and there is room to say so.
@@ -200,6 +220,7 @@ type cursor struct {
 	src, dst   uint64 // addresses of the regions
 	srcSize    uint64
 	lkey, rkey uint32
+	inline     uint64 // runs up to this size travel in the request: the device need not fetch them
 }
 
 func (x *lane) cursor(w *transfer.Write) (c cursor, err error) {
@@ -208,6 +229,9 @@ func (x *lane) cursor(w *transfer.Write) (c cursor, err error) {
 		return c, fmt.Errorf("%w: source region %d is not registered with %s", transfer.ErrRegion, w.Src.ID(), x.rail.name)
 	}
 	c = cursor{runs: w.Runs, src: src.base, srcSize: w.Src.Size(), lkey: src.mrs[x.rail.index].LKey}
+	if !w.Src.Hostless() {
+		c.inline = uint64(x.qp.Caps.InlineBytes)
+	}
 	c.dst, c.rkey, err = x.destination(w)
 	return c, err
 }
@@ -225,6 +249,9 @@ func (c *cursor) next(wrs []cgo.WR) []cgo.WR {
 			panic("rdma: a run goes beyond its region") // the plan keeps to the layout, and the layout to the region
 		}
 		wrs[i] = cgo.WR{Local: c.src + r.Src, Remote: c.dst + r.Dst, Len: uint32(r.Len), LKey: c.lkey, RKey: c.rkey}
+		if r.Len <= c.inline {
+			wrs[i].Flags = cgo.Inline
+		}
 	}
 	c.at += n
 	return wrs[:n]

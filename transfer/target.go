@@ -304,6 +304,7 @@ type Write struct {
 	Src   *Region
 	Runs  []Run  // in payload order: source and destination
 	Key   []byte // the destination region's, from the other end's Registrar
+	Begun bool   // a Starter's own: Start has begun the piece, and Post has nothing left to do but to end it
 	lease *sourceLease
 	lane  int
 	check bool       // it is to carry a checksum
