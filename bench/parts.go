@@ -68,7 +68,7 @@ func (s *session) sizes(ctx context.Context, t string) error {
 				return p.move(block, 0, min(peerBytes, max(int64(block)*8192, peerBytes/4), s.o.Region))
 			}})
 		}
-		if err := s.race(ctx, s.rig, row, list); err != nil {
+		if err := s.race(ctx, s.rig, &row, list); err != nil {
 			return err
 		}
 	}
@@ -191,7 +191,7 @@ func (s *session) batches(ctx context.Context, t string) error {
 		for _, p := range s.peers {
 			list = append(list, contestant{name: p.name, what: p.what, run: func(context.Context) (Measure, error) { return p.move(block, batch, min(bytes, peerBytes)) }})
 		}
-		if err := s.race(ctx, s.rig, row, list); err != nil {
+		if err := s.race(ctx, s.rig, &row, list); err != nil {
 			return err
 		}
 	}
@@ -212,7 +212,7 @@ func (s *session) lanes(ctx context.Context, t string) error {
 					return err
 				}
 				list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return r.move(ctx, bytes) }}}
-				if err := s.race(ctx, r, row, append(list, s.beside(ctx, r, t, block, bytes)...)); err != nil {
+				if err := s.race(ctx, r, &row, append(list, s.beside(ctx, r, t, block, bytes)...)); err != nil {
 					return err
 				}
 			}
@@ -251,7 +251,7 @@ func (s *session) engines(ctx context.Context, t string) error {
 				list = append(list, s.lim.contestants(t, block, s.o.Bytes)[0])
 			}
 			row.Fairness = &Fairness{}
-			err := s.race(ctx, r, row, list)
+			err := s.race(ctx, r, &row, list)
 			row.Fairness.fill(rounds)
 			return err
 		}); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -33,8 +34,11 @@ func newPerftest(p transfer.PortStatus) (*perftest, error) {
 	return &perftest{port: p}, nil
 }
 
-// perftestTimeout bounds one run: what takes longer hangs.
-const perftestTimeout = time.Minute
+// perftestTimeout bounds one run: what takes longer hangs. One that ends without a rate is tried again.
+const (
+	perftestTimeout = time.Minute
+	perftestTries   = 3
+)
 
 // run runs one of the programs at both ends and gives what the client says.
 func (p *perftest) run(ctx context.Context, name string, args ...string) (string, error) {
@@ -71,13 +75,16 @@ func (p *perftest) run(ctx context.Context, name string, args ...string) (string
 // bandwidth moves bytes in messages of that size.
 func (p *perftest) bandwidth(ctx context.Context, name string, size int, bytes int64, pairs int) (Measure, error) {
 	n := max(bytes/int64(size)/int64(pairs), 16)
-	out, err := p.run(ctx, name, "-s", strconv.Itoa(size), "-n", strconv.FormatInt(n, 10), "-q", strconv.Itoa(pairs))
-	if err != nil {
-		return Measure{}, err
-	}
-	rate, err := parseBandwidth(out, size)
-	if err != nil {
-		return Measure{}, fmt.Errorf("read what %s says: %w", name, err)
+	var rate float64
+	for try := 1; rate == 0; try++ {
+		out, err := p.run(ctx, name, "-s", strconv.Itoa(size), "-n", strconv.FormatInt(n, 10), "-q", strconv.Itoa(pairs))
+		if err != nil {
+			return Measure{}, err
+		}
+		// Now and then it takes the clock's frequency for another, and says that nothing moved.
+		if rate, err = parseBandwidth(out, size); err != nil && try == perftestTries {
+			return Measure{}, fmt.Errorf("read what %s says, %d times: %w", name, try, err)
+		}
 	}
 	m := Measure{Bytes: n * int64(size) * int64(pairs)}
 	m.Seconds = float64(m.Bytes) / rate
@@ -92,7 +99,7 @@ func parseBandwidth(out string, size int) (float64, error) {
 			continue
 		}
 		rate, err := strconv.ParseFloat(f[3], 64)
-		if err != nil || !(rate > 0) {
+		if err != nil || !(rate > 0) || math.IsInf(rate, 0) {
 			return 0, fmt.Errorf("average %q", f[3])
 		}
 		return rate * mib, nil
@@ -102,15 +109,19 @@ func parseBandwidth(out string, size int) (float64, error) {
 
 // latency gives the times of single messages in microseconds: half of a round trip each.
 func (p *perftest) latency(ctx context.Context, size, count int) ([]float64, error) {
-	out, err := p.run(ctx, writeLat, "-s", strconv.Itoa(size), "-n", strconv.Itoa(count), "-U")
-	if err != nil {
-		return nil, err
+	for try := 1; ; try++ {
+		out, err := p.run(ctx, writeLat, "-s", strconv.Itoa(size), "-n", strconv.Itoa(count), "-U")
+		if err != nil {
+			return nil, err
+		}
+		took, err := parseLatency(out)
+		if err == nil {
+			return took, nil
+		}
+		if try == perftestTries {
+			return nil, fmt.Errorf("read what %s says, %d times: %w", writeLat, try, err)
+		}
 	}
-	took, err := parseLatency(out)
-	if err != nil {
-		return nil, fmt.Errorf("read what %s says: %w", writeLat, err)
-	}
-	return took, nil
 }
 
 // parseLatency takes the unsorted results: lines of a number and a time.
@@ -121,7 +132,7 @@ func parseLatency(out string) (took []float64, err error) {
 			continue
 		}
 		v, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
-		if err != nil {
+		if err != nil || !(v > 0) || math.IsInf(v, 0) { // it took the clock's frequency for another
 			return nil, fmt.Errorf("line %q", line)
 		}
 		took = append(took, v)

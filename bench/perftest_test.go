@@ -23,7 +23,7 @@ func TestParseBandwidth(t *testing.T) {
 	if v, err := parseBandwidth(bandwidthText, 65536); err != nil || v != 67.25*mib {
 		t.Errorf("%v, %v", v, err)
 	}
-	for name, text := range map[string]string{"empty": "", "other size": strings.ReplaceAll(bandwidthText, "65536", "4096"), "nothing moved": strings.ReplaceAll(bandwidthText, "67.25", "0.00"), "no number": strings.ReplaceAll(bandwidthText, "67.25", "nan")} {
+	for name, text := range map[string]string{"empty": "", "other size": strings.ReplaceAll(bandwidthText, "65536", "4096"), "nothing moved": strings.ReplaceAll(bandwidthText, "67.25", "0.00"), "no number": strings.ReplaceAll(bandwidthText, "67.25", "nan"), "no time": strings.ReplaceAll(bandwidthText, "67.25", "inf")} {
 		if v, err := parseBandwidth(text, 65536); err == nil {
 			t.Errorf("%s: %v", name, v)
 		}
@@ -35,7 +35,7 @@ func TestParseLatency(t *testing.T) {
 	if err != nil || !slices.Equal(took, []float64{12.5, 7.25}) {
 		t.Errorf("%v, %v", took, err)
 	}
-	for _, text := range []string{"", "1, x\n", "#, usec\n"} {
+	for _, text := range []string{"", "1, x\n", "#, usec\n", "1, 7.25\n2, inf\n", "1, 0.00\n"} {
 		if _, err := parseLatency(text); err == nil {
 			t.Errorf("%q: accepted", text)
 		}

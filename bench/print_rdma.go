@@ -33,8 +33,19 @@ func (r *Report) printRDMA(w io.Writer, t string) {
 	}
 	table(w, "posts a second over "+t+", one a block", append([]string{"block", ours}, list...), cells)
 	r.printRows(w, partRails, t, "rails of a channel over "+t+", blocks of 64 KiB", "rails", func(row *Row) string { return strconv.Itoa(row.Rails) })
+	r.printShares(w, t)
 	r.printRows(w, partCompletions, t, "completions over "+t+": parked beside polled for", "block", func(row *Row) string { return size(row.BlockBytes) })
 	r.printCompletionsCPU(w, t)
+}
+
+func (r *Report) printShares(w io.Writer, t string) {
+	var cells [][]string
+	for _, row := range r.rows(partRails, t) {
+		for _, c := range row.RailShares {
+			cells = append(cells, []string{strconv.Itoa(row.Rails), c.Name, f2(c.Share)})
+		}
+	}
+	table(w, "the same, what each rail carried", []string{"rails", "rail", "share"}, cells)
 }
 
 func (r *Report) printCompletionsCPU(w io.Writer, t string) {

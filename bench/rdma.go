@@ -74,17 +74,48 @@ func (s *session) runBytes(ctx context.Context, r *rig) (int64, error) {
 	return max(int64(passes+0.5), 1) * s.o.Region, nil
 }
 
-// channelLanes says how many lanes the rig's channel has, 1 where it does not say.
-func (r *rig) channelLanes(ctx context.Context) int {
+// carriers lists the rails of the rig's channel, as the sending end sees them.
+func (r *rig) carriers(ctx context.Context) ([]transfer.RailStatus, error) {
 	st, err := r.pairs[0].p.Status(ctx)
-	if err == nil {
-		for _, c := range st.Channels {
-			if c.Transport == "rdma" {
-				return c.Lanes
-			}
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range st.Channels {
+		if c.Transport == "rdma" {
+			return c.Rails, nil
 		}
 	}
-	return 1
+	return nil, errors.New("the daemons have no channel over RDMA")
+}
+
+// channelLanes says how many lanes the rig's channel has over RDMA.
+func (r *rig) channelLanes(ctx context.Context) int {
+	rails, err := r.carriers(ctx)
+	lanes := 0
+	for _, c := range rails {
+		if c.Transport == "rdma" {
+			lanes += c.LanesUp
+		}
+	}
+	if err != nil || lanes == 0 {
+		return 1
+	}
+	return lanes
+}
+
+// shares says what each rail has carried, and fails when something else has carried a part.
+func (r *rig) shares(ctx context.Context) (list []RailShare, err error) {
+	rails, err := r.carriers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range rails {
+		if c.Transport != "rdma" && c.BytesSent > 0 {
+			return nil, fmt.Errorf("%d bytes went over %s in place of RDMA: %s", c.BytesSent, c.Name, c.Why)
+		}
+		list = append(list, RailShare{Name: c.Name, Share: c.Share})
+	}
+	return list, nil
 }
 
 // How often posts are measured.
@@ -148,8 +179,13 @@ func (s *session) rail(ctx context.Context, r *rig, row Row) error {
 	if err != nil {
 		return err
 	}
-	list := []contestant{{name: ours, run: func(ctx context.Context) (Measure, error) { return r.move(ctx, bytes) }}}
-	return s.race(ctx, r, row, append(list, s.beside(ctx, r, row.Transport, row.BlockBytes, bytes)...))
+	list := []contestant{{name: ours, run: func(ctx context.Context) (m Measure, err error) {
+		if m, err = r.move(ctx, bytes); err == nil {
+			row.RailShares, err = r.shares(ctx)
+		}
+		return m, err
+	}}}
+	return s.race(ctx, r, &row, append(list, s.beside(ctx, r, row.Transport, row.BlockBytes, bytes)...))
 }
 
 // spinFor is how long daemons poll that are said to spin.
@@ -184,7 +220,7 @@ func (s *session) spinning(ctx context.Context, t string, parked, spinning *rig)
 			{name: ours, run: func(ctx context.Context) (Measure, error) { return parked.move(ctx, bytes) }},
 			{name: oursSpinning, what: fmt.Sprintf("the same, daemons that poll for completions for %v before they park", spinFor), run: func(ctx context.Context) (Measure, error) { return spinning.move(ctx, bytes) }},
 		}
-		if err := s.race(ctx, parked, row, list); err != nil {
+		if err := s.race(ctx, parked, &row, list); err != nil {
 			return err
 		}
 	}

@@ -51,19 +51,26 @@ type Contestant struct {
 
 // Row is one setting, measured with everybody who can do it.
 type Row struct {
-	Part         string    `json:"part"` // sizes, batches, lanes or engines
-	Transport    string    `json:"transport"`
-	BlockBytes   int       `json:"block_bytes"`
-	BatchBlocks  int       `json:"batch_blocks"`    // a request, one request at a time; 0: as many as a lease holds, several leases at a time
-	Lanes        int       `json:"lanes"`           // of a channel; 0: the daemon's choice
-	Engines      int       `json:"engines"`         // pairs of engines at a time
-	Rails        int       `json:"rails,omitempty"` // of RDMA, in the part of that name
-	Verified     int64     `json:"verified_bytes"`
-	SetupMicros  float64   `json:"setup_us"`      // median of present and bind until P knows, a lease
-	ForeignCores float64   `json:"foreign_cores"` // used by others while ours ran, median
-	Ours         Series    `json:"ours"`
-	Others       []Other   `json:"others"`
-	Fairness     *Fairness `json:"fairness,omitempty"`
+	Part         string      `json:"part"` // sizes, batches, lanes or engines
+	Transport    string      `json:"transport"`
+	BlockBytes   int         `json:"block_bytes"`
+	BatchBlocks  int         `json:"batch_blocks"`    // a request, one request at a time; 0: as many as a lease holds, several leases at a time
+	Lanes        int         `json:"lanes"`           // of a channel; 0: the daemon's choice
+	Engines      int         `json:"engines"`         // pairs of engines at a time
+	Rails        int         `json:"rails,omitempty"` // of RDMA, in the part of that name
+	RailShares   []RailShare `json:"rail_shares,omitempty"`
+	Verified     int64       `json:"verified_bytes"`
+	SetupMicros  float64     `json:"setup_us"`      // median of present and bind until P knows, a lease
+	ForeignCores float64     `json:"foreign_cores"` // used by others while ours ran, median
+	Ours         Series      `json:"ours"`
+	Others       []Other     `json:"others"`
+	Fairness     *Fairness   `json:"fairness,omitempty"`
+}
+
+// RailShare is what a rail has carried of all that its channel sent.
+type RailShare struct {
+	Name  string  `json:"name"`
+	Share float64 `json:"share"`
 }
 
 // Series is what one contestant did: medians of its runs.

@@ -150,6 +150,14 @@ const (
 	rushMeasure = 400 * time.Millisecond
 )
 
+// rushTimes is how long the rig is let run in and measured. What is emulated needs longer to get going.
+func (r *rig) rushTimes() (rampUp, measure time.Duration) {
+	if r.whole {
+		return 10 * rushRampUp, 5 * rushMeasure
+	}
+	return rushRampUp, rushMeasure
+}
+
 // rush lets every pair move its memory over and over, and counts what landed of each in the same stretch of time.
 func (r *rig) rush(ctx context.Context) (Measure, []float64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -184,9 +192,10 @@ func (r *rig) rush(ctx context.Context) (Measure, []float64, error) {
 		}
 		return v
 	}
-	sleep(ctx, rushRampUp)
+	rampUp, stretch := r.rushTimes()
+	sleep(ctx, rampUp)
 	before, cpu, start := landed(), r.cpu(), time.Now()
-	sleep(ctx, rushMeasure)
+	sleep(ctx, stretch)
 	after := landed()
 	m := Measure{Seconds: time.Since(start).Seconds(), CPUSeconds: r.cpu() - cpu}
 	close(stop)

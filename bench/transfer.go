@@ -252,7 +252,7 @@ func (s *session) contestant(transport, name, what string) {
 }
 
 // race measures a row's contestants, ours first and on a rig, and keeps the row, also when it was cut short.
-func (s *session) race(ctx context.Context, r *rig, row Row, list []contestant) error {
+func (s *session) race(ctx context.Context, r *rig, row *Row, list []contestant) error {
 	what := fmt.Sprintf("%s %s %d KiB", row.Part, row.Transport, row.BlockBytes/kib)
 	switch row.Part {
 	case partBatches:
@@ -269,6 +269,11 @@ func (s *session) race(ctx context.Context, r *rig, row Row, list []contestant) 
 	if len(runs[list[0].name]) == 0 {
 		return err
 	}
+	if r.whole && err == nil {
+		if _, err = r.shares(ctx); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
 	for _, c := range list {
 		if c.what != "" {
 			s.contestant(row.Transport, c.name, c.what)
@@ -277,7 +282,7 @@ func (s *session) race(ctx context.Context, r *rig, row Row, list []contestant) 
 	row.fill(list, runs)
 	row.ForeignCores = median(foreign)
 	s.r.Machine.ForeignCores = max(s.r.Machine.ForeignCores, row.ForeignCores)
-	s.r.Rows = append(s.r.Rows, row)
+	s.r.Rows = append(s.r.Rows, *row)
 	return err
 }
 

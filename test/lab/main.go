@@ -51,7 +51,7 @@ func main() {
 	flag.StringVar(&o.accel, "accel", "tcg,thread=multi", "QEMU accelerator; kvm where it works")
 	flag.BoolVar(&o.keep, "keep", false, "keep the machines' files and say where they are")
 	flag.DurationVar(&o.timeout, "timeout", 0, "give a scenario up after; its own limit by default")
-	flag.StringVar(&o.args, "args", "", "more arguments for the commands of the scenarios")
+	flag.StringVar(&o.args, "args", "", "arguments for the commands of the scenarios, in place of their own")
 	flag.Parse()
 	o.packages = flag.Args()
 	if *list {

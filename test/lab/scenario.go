@@ -39,6 +39,7 @@ type step struct {
 	test      string
 	run, skip string   // regexps, as go test -run and -skip have them
 	command   []string // in place of test
+	args      []string // of it, unless -args names others
 	env       []string
 }
 
@@ -157,7 +158,11 @@ func (s *scenario) script(o *options, loaded []string, limit time.Duration) scri
 			if st.on != 0 && st.on != vm {
 				continue
 			}
-			c := script.Command{Args: slices.Concat(st.command, strings.Fields(o.args)), Dir: "/tmp", Env: slices.Concat(env, st.env)}
+			args := st.args
+			if o.args != "" {
+				args = strings.Fields(o.args)
+			}
+			c := script.Command{Args: slices.Concat(st.command, args), Dir: "/tmp", Env: slices.Concat(env, st.env)}
 			if st.test != "" {
 				c.Dir, c.Args = workDir(st.test), o.testArgs(&st, limit)
 			}
