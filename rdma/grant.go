@@ -83,6 +83,10 @@ func (x *lane) isFailing() bool {
 func (l *link) Grant(lease transfer.LeaseID, parts []transfer.Part) (transfer.Grant, error) {
 	g := &grant{link: l, lease: lease, lanes: make(map[*lane][]*window)}
 	for _, p := range parts {
+		if p.Region.Hostless() {
+			g.release()
+			return nil, fmt.Errorf("%w: no memory window can be bound to a device's memory, as region %d is", transfer.ErrRegion, p.Region.ID())
+		}
 		reg := l.t.hold(p.Region)
 		if reg == nil {
 			g.release()

@@ -37,10 +37,14 @@ func (g *registration) close() error {
 func registerWith(pd *cgo.PD, r *transfer.Region, access cgo.Access) (*cgo.MR, error) {
 	if r.Hostless() {
 		b := r.DMABuf()
-		return pd.RegisterDMABuf(b.FD, b.Offset, r.Size(), b.Address, access)
+		return pd.RegisterDMABuf(b.FD, b.Offset, r.Size(), b.Address, dmabufAccess(access))
 	}
 	return pd.Register(r.Bytes(), access)
 }
+
+// dmabufAccess leaves out what the kernel refuses for dma-bufs with EINVAL (REG_DMABUF_MR in uverbs_std_types_mr.c): the right to
+// bind memory windows. A lease on such memory is fenced by its lanes.
+func dmabufAccess(a cgo.Access) cgo.Access { return a &^ cgo.BindWindow }
 
 // registerError adds what to do.
 func registerError(err error, device string, hostless bool) error {

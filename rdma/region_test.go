@@ -196,6 +196,53 @@ func TestDMABufOfANICThatTakesNone(t *testing.T) {
 	}
 }
 
+func TestAccessOfDMABufs(t *testing.T) {
+	const all = cgo.LocalWrite | cgo.RemoteWrite | cgo.RemoteRead
+	if got := dmabufAccess(all | cgo.BindWindow); got != all {
+		t.Errorf("%#x, want %#x", got, all)
+	}
+}
+
+// taker is a transport that registers whatever it is given.
+type taker struct {
+	transfer.Transport
+	regions []*transfer.Region
+}
+
+func (k *taker) Register(r *transfer.Region) ([]byte, error) {
+	k.regions = append(k.regions, r)
+	return []byte{1}, nil
+}
+
+func (*taker) Unregister(*transfer.Region) error { return nil }
+
+// A real dma-buf, as a card that takes it would see it: no window is asked for.
+func TestNoWindowsOverDMABufs(t *testing.T) {
+	size := uint32(64 << 20)
+	fd := vgemBuffer(t, size)
+	k := &taker{Transport: New(Config{})}
+	pair := transporttest.NewPair(t, transporttest.Factory{New: func() transfer.Transport { return k }, Config: patient}, transporttest.Options{})
+	lay := pair.P.Layout
+	id, err := pair.P.Client.AddDMABuf(transfer.DMABuf{FD: fd, Address: 1 << 40}, lay.LayerStride*uint64(lay.Layers), lay, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := k.regions[len(k.regions)-1]
+	if b := r.DMABuf(); r.ID() != id || !r.Hostless() || r.Bytes() != nil || b.FD != fd || b.Address != 1<<40 {
+		t.Errorf("region %d: %+v", r.ID(), b)
+	}
+	l := &link{t: New(Config{}).(*transport)}
+	if g, err := l.Grant(1, []transfer.Part{{Region: r, End: 1}}); g != nil || !errors.Is(err, transfer.ErrRegion) {
+		t.Errorf("granted %v, %v", g, err)
+	}
+	if err := pair.P.Client.RemoveRegion(id); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Close(fd); err != unix.EBADF {
+		t.Error("the descriptor was left open")
+	}
+}
+
 // Huge pages that the engine lends are taken as they are.
 func TestHugePages(t *testing.T) {
 	needDevice(t)
