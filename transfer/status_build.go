@@ -123,6 +123,14 @@ func (c *channel) status() ChannelStatus {
 		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
 		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(), Redialled: c.redialled.Load(),
 	}
+	if _, railed := c.link.(Railed); railed {
+		s.Lanes = 0
+		for i := range rails {
+			if rails[i].State != "spare" {
+				s.Lanes += rails[i].Lanes
+			}
+		}
+	}
 	s.Rails, s.Carrier, s.Fallbacks = rails, c.carrier(), c.fallbacks.Load()
 	if s.Carrier != "" && s.Carrier != s.Transport {
 		s.Why += fmt.Sprintf("; %s carries at present, because no lane of %s is up: %s", s.Carrier, s.Transport, downWords(rails, c.lastErr))
