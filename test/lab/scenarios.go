@@ -66,6 +66,10 @@ var scenarios = []*scenario{
 		machines: 2, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
 	},
 	{
+		name: "twin-rails", about: "two rails between two machines: late packets of a dead one, and a slow one",
+		machines: 2, rails: 2, steps: []step{{test: "./test/lab/twin", run: "Rails"}},
+	},
+	{
 		name: "served", about: "a model served by two machines, KV cache over RDMA: right answers, also when parts die",
 		machines: 2, headrace: true, steps: []step{{test: "./test/lab/served"}},
 	},
