@@ -298,6 +298,24 @@ func parseWindowsKey(b []byte, lane int) (base uint64, part uint16, rkey uint32)
 	return le.Uint64(b[4:]), le.Uint16(b[2:]), rkey
 }
 
+// errNoWindow says that the other end gave a lease no window on this lane: the lane was failing there when the lease was
+// bound, which is not known here yet, or the lease had ended there when the lane was made.
+var errNoWindow = errors.New("no memory window")
+
+// awaitNews waits for what explains that a lease has no window on a lane: its end, or the lane's.
+func (x *lane) awaitNews(w *transfer.Write, cause error) error {
+	t := time.NewTimer(peerPatience)
+	defer t.Stop()
+	select {
+	case <-w.Stop():
+		return transfer.ErrFenced
+	case <-x.down:
+	case <-t.C:
+		x.fail(cause)
+	}
+	return errDown
+}
+
 // destination says where and by which key a piece is to be written over this lane.
 func (x *lane) destination(w *transfer.Write) (base uint64, rkey uint32, err error) {
 	if !isWindowsKey(w.Key) {
@@ -308,7 +326,7 @@ func (x *lane) destination(w *transfer.Write) (base uint64, rkey uint32, err err
 		rkey = x.late[lateKey{uint64(w.Piece.Lease), part}]
 	}
 	if rkey == 0 {
-		return 0, 0, fmt.Errorf("%w: lease %d has no window on lane %d", transfer.ErrRegion, w.Piece.Lease, x.index)
+		return 0, 0, fmt.Errorf("%w: lease %d, lane %d", errNoWindow, w.Piece.Lease, x.index)
 	}
 	return base, rkey, nil
 }

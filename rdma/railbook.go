@@ -232,6 +232,18 @@ func (l *link) Rails() (list []transfer.RailStatus) {
 		}
 		list = append(list, s)
 	}
+	for i := range b.own {
+		if slices.ContainsFunc(b.possible, func(p pair) bool { return l.dialled && p.dial == i || !l.dialled && p.accept == i }) {
+			continue
+		}
+		s := transfer.RailStatus{Key: railKey(b.own[i].name, ""), Name: b.own[i].name, State: "down", Why: "no rail of the other end reaches it"}
+		if !b.own[i].up {
+			s.Why = l.local[i].now().why
+		} else if why := b.alone[i]; l.dialled && why != "" {
+			s.Why = why
+		}
+		list = append(list, s)
+	}
 	return list
 }
 

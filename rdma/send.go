@@ -13,6 +13,9 @@ import (
 // called when nothing is under way any more.
 func (x *lane) send(w *transfer.Write) error {
 	c, err := x.cursor(w)
+	if errors.Is(err, errNoWindow) {
+		return x.awaitNews(w, err)
+	}
 	if err != nil {
 		return err
 	}
