@@ -38,6 +38,7 @@ type step struct {
 	on        int // machine, from 1; 0: all
 	test      string
 	run, skip string   // regexps, as go test -run and -skip have them
+	short     bool     // go test -short, except with -full: for what is run at length elsewhere
 	command   []string // in place of test
 	args      []string // of it, unless -args names others
 	env       []string
@@ -186,6 +187,9 @@ func (o *options) testArgs(st *step, limit time.Duration) []string {
 	}
 	if o.bench != "" {
 		args = append(args, "-test.bench="+o.bench)
+	}
+	if st.short && !o.full {
+		args = append(args, "-test.short")
 	}
 	return args
 }
