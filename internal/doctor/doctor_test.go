@@ -269,7 +269,7 @@ var sickHosts = map[string]sick{
 	"flow control off":     {card: true, change: func(h *host) { muteFlow(h); h.pause = func(string) (pauseParam, error) { return pauseParam{}, nil } }, check: "mlx5_0/1 congestion", answer: Lacking, detail: "no flow", fix: "ethtool -A d0 rx on tx on"},
 	"losses are shown":     {card: true, files: map[string]string{"sys/class/infiniband/mlx5_0/ports/1/hw_counters/out_of_sequence": "7"}, check: "mlx5_0/1 congestion", answer: Yes, detail: "7 packets out of order"},
 	"narrow slot":          {card: true, files: map[string]string{pciBase + "current_link_width": "8"}, check: "mlx5_0 PCIe link", answer: Lacking, detail: "8 lanes of 16.0 GT/s PCIe, 16 lanes"},
-	"strict ordering":      {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)}, check: "mlx5_0 relaxed ordering", answer: Lacking, detail: "not allowed", fix: "setpci -s 0000:01:00.0 CAP_EXP+8.w=0010:0010"},
+	"strict ordering":      {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)}, check: "mlx5_0 relaxed ordering", answer: Yes, detail: "may not"},
 	"closed configuration": {card: true, files: map[string]string{pciBase + "config": configuration(0, 0)[:64]}, check: "mlx5_0 relaxed ordering", answer: Unknown, detail: "root"},
 	"translating IOMMU":    {card: true, files: map[string]string{pciBase + "iommu_group/type": "DMA-FQ\n"}, check: "mlx5_0 IOMMU", answer: Lacking, detail: "DMA-FQ", fix: "update-grub"},
 	"passing IOMMU":        {card: true, files: map[string]string{pciBase + "iommu_group/type": "identity\n"}, check: "mlx5_0 IOMMU", answer: Yes, detail: "passes"},
