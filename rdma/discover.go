@@ -359,6 +359,20 @@ func choose(ports []*port, cfg *Config) {
 		}
 		p.reason = p.chosen()
 	}
+	bound(ports)
+}
+
+// bound keeps the ports to as many as the ends of a channel can tell each other of.
+func bound(ports []*port) {
+	n := 0
+	for _, p := range ports {
+		if p.used || p.waits {
+			n++
+		}
+		if n > railsMax && (p.used || p.waits) {
+			p.used, p.waits, p.reason = false, false, fmt.Sprintf("%d ports are used before it, which is the most: name those that you want with --rdma-devices", railsMax)
+		}
+	}
 }
 
 // chosen says what a port that is used is used with.

@@ -189,6 +189,24 @@ func TestSlowByFarIsLeftOut(t *testing.T) {
 	}
 }
 
+func TestPortsAreBounded(t *testing.T) {
+	var ports []*port
+	for i := range railsMax + 3 {
+		ports = append(ports, &port{device: "mlx5", used: i%2 == 0, waits: i%2 == 1})
+	}
+	ports = append(ports, &port{device: "off", reason: "it is off"})
+	choose(ports, &Config{})
+	n := 0
+	for _, p := range ports {
+		if p.used || p.waits {
+			n++
+		}
+	}
+	if last := ports[railsMax+2]; n != railsMax || !strings.Contains(last.reason, "name those that you want") || ports[railsMax+3].reason != "it is off" {
+		t.Errorf("%d are used, %q, %q", n, last.reason, ports[railsMax+3].reason)
+	}
+}
+
 // tree makes files and links (values that begin with "->") below a folder.
 func tree(t *testing.T, files map[string]string) sysfs {
 	t.Helper()

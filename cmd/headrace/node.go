@@ -78,23 +78,27 @@ func (a *app) node() *cobra.Command {
 		ctx, stop := signalled(cmd, p.parentFD, terminal())
 		defer stop()
 		defer upgradeOnRequest(ctx, p.parentFD, cfg.Logger)()
-		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
-			var kept *registry.Announcement
-			cfg.RDMA = rdma.Maker(settings)
-			cfg.Posts = posts()
-			if reg != nil {
-				cfg.Peers = decodePeers(ctx, reg, cfg.NodeID, cfg.Logger)
-			}
-			cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, &p, &cfg, r) }
-			cfg.OnHandedOver = func() {
-				if kept != nil { // the successor's entry stays: it has another lease
-					_ = kept.Close()
-				}
-			}
-			return node.Run(ctx, cfg)
-		})
+		cfg.RDMA, cfg.Posts = rdma.Maker(settings), posts()
+		return a.runNode(ctx, &p, &cfg)
 	}
 	return cmd
+}
+
+// runNode runs the daemon, in the registry if there is one.
+func (a *app) runNode(ctx context.Context, p *partFlags, cfg *node.Config) error {
+	return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
+		var kept *registry.Announcement
+		if reg != nil {
+			cfg.Peers = decodePeers(ctx, reg, cfg.NodeID, cfg.Logger)
+		}
+		cfg.OnReady = func(r node.Ready) { kept = a.nodeReady(ctx, reg, p, cfg, r) }
+		cfg.OnHandedOver = func() {
+			if kept != nil { // the successor's entry stays: it has another lease
+				_ = kept.Close()
+			}
+		}
+		return node.Run(ctx, *cfg)
+	})
 }
 
 // posts are where RDMA work passes in this program.

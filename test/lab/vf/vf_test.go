@@ -123,6 +123,34 @@ func bytesInto(t *testing.T, netdev string) int {
 	return n
 }
 
+// trafficClass is DSCP 26.
+const trafficClass = 104
+
+// countTrafficClass counts what comes into an interface with that class.
+func countTrafficClass(t *testing.T, netdev string) func() int {
+	t.Helper()
+	tc := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command("tc", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("tc %v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	tc("qdisc", "add", "dev", netdev, "ingress")
+	tc("filter", "add", "dev", netdev, "parent", "ffff:", "protocol", "ip", "u32", "match", "ip", "tos", strconv.Itoa(trafficClass), "0xfc", "action", "pass")
+	return func() (sum int) {
+		t.Helper()
+		for line := range strings.Lines(tc("-s", "filter", "show", "dev", netdev, "parent", "ffff:")) {
+			var bytes, packets int
+			if n, _ := fmt.Sscanf(strings.TrimSpace(line), "Sent %d bytes %d pkt", &bytes, &packets); n == 2 {
+				sum += bytes
+			}
+		}
+		return sum
+	}
+}
+
 // Two daemons, each on a virtual function of the same card: what one sends goes through the card's switch to the other.
 func TestTransferBetweenVirtualFunctions(t *testing.T) {
 	pf, dir := physical(t)
@@ -135,17 +163,19 @@ func TestTransferBetweenVirtualFunctions(t *testing.T) {
 	if len(devices) != 2 || functions(t, dir) != 2 {
 		t.Fatalf("%d functions, devices %v", functions(t, dir), devices)
 	}
-	i := 0
+	i, gid := 0, 1 // the IPv4 address: 0 is the link-local one
 	f := transporttest.Factory{
 		New: func() transfer.Transport {
-			tr := rdma.New(wanted(pf, devices[i%2]))
+			cfg := wanted(pf, devices[i%2])
+			cfg.GIDIndex, cfg.PKey, cfg.ServiceLevel, cfg.TrafficClass, cfg.Spin = &gid, 0x7fff, 3, trafficClass, 50*time.Microsecond
 			i++
-			return tr
+			return rdma.New(cfg)
 		},
 		Config: func(c *transfer.Config) {
 			c.FenceGrace, c.DeadAfter, c.DialTimeout = time.Second, 20*time.Second, 20*time.Second
 		},
 	}
+	counted := countTrafficClass(t, netdevs[1])
 	before := bytesInto(t, netdevs[1])
 	p := transporttest.NewPair(t, f, transporttest.Options{})
 	const rounds, tokens = 5, 300
@@ -161,6 +191,9 @@ func TestTransferBetweenVirtualFunctions(t *testing.T) {
 		t.Errorf("%d bytes landed, %d came into %s", payload, got, netdevs[1])
 	} else {
 		t.Logf("%d bytes landed, %d came into %s", payload, got, netdevs[1])
+	}
+	if got := counted(); got < payload {
+		t.Errorf("%d bytes came with traffic class %d, %d landed", got, trafficClass, payload)
 	}
 	p.Close(t)
 	if n := functions(t, dir); n != 2 {
@@ -255,24 +288,34 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// The program makes them by its flags, shows them and puts them back when it is told to stop.
-func TestDaemon(t *testing.T) {
-	pf, dir := physical(t)
+// daemon is a running headrace node.
+type daemon struct {
+	cmd   *exec.Cmd
+	url   string
+	log   string // a file
+	ended chan error
+}
+
+func startDaemon(t *testing.T, args ...string) *daemon {
+	t.Helper()
 	bin := os.Getenv("HEADRACE_BIN")
 	if bin == "" {
 		t.Fatal("HEADRACE_BIN names no binary")
 	}
-	asUdevWould(t, dir)
-	ready := filepath.Join(t.TempDir(), "ready")
-	var log strings.Builder
-	cmd := exec.Command(bin, "node", "--id", "n", "--data-dir", t.TempDir(), "--ready-file", ready, "--listen", "127.0.0.1:0", "--transport", "rdma",
-		"--rdma-vfs", pf+"=2", "--rdma-vf-addresses", "10.9.9.1/24,10.9.9.2/24", "--rdma-vf-mtu", "1600", "--rdma-devices", pf)
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
+	dir := t.TempDir()
+	ready := filepath.Join(dir, "ready")
+	d := &daemon{log: filepath.Join(dir, "log"), ended: make(chan error, 1)}
+	log, err := os.Create(d.log)
+	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	defer log.Close()
+	d.cmd = exec.Command(bin, append([]string{"node", "--id", "n", "--data-dir", dir, "--ready-file", ready, "--listen", "127.0.0.1:0"}, args...)...)
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { d.ended <- d.cmd.Wait() }()
 	var said struct{ URL string }
 	for look, end := time.NewTicker(50*time.Millisecond), time.After(patience); said.URL == ""; {
 		select {
@@ -280,14 +323,45 @@ func TestDaemon(t *testing.T) {
 			if b, err := os.ReadFile(ready); err == nil {
 				_ = json.Unmarshal(b, &said) // half written: again
 			}
-		case err := <-ended:
-			t.Fatalf("it ended: %v\n%s", err, log.String())
+		case err := <-d.ended:
+			t.Fatalf("it ended: %v\n%s", err, d.said())
 		case <-end:
-			cmd.Process.Kill()
-			t.Fatalf("it is not ready\n%s", log.String())
+			d.cmd.Process.Kill()
+			t.Fatalf("it is not ready\n%s", d.said())
 		}
 	}
-	res, err := http.Get(said.URL + "/status")
+	d.url = said.URL
+	return d
+}
+
+func (d *daemon) said() []byte {
+	b, _ := os.ReadFile(d.log)
+	return b
+}
+
+// stop asks it to end and waits.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-d.ended:
+		if err != nil {
+			t.Errorf("%v\n%s", err, d.said())
+		}
+	case <-time.After(patience):
+		d.cmd.Process.Kill()
+		t.Fatalf("it does not end\n%s", d.said())
+	}
+}
+
+// The program makes them by its flags, shows them and puts them back when it is told to stop.
+func TestDaemon(t *testing.T) {
+	pf, dir := physical(t)
+	asUdevWould(t, dir)
+	d := startDaemon(t, "--transport", "rdma", "--rdma-vfs", pf+"=2", "--rdma-vf-addresses", "10.9.9.1/24,10.9.9.2/24", "--rdma-vf-mtu", "1600", "--rdma-devices", pf)
+	res, err := http.Get(d.url + "/status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,21 +386,10 @@ func TestDaemon(t *testing.T) {
 		}
 	}
 	if virtual != 2 || functions(t, dir) != 2 {
-		t.Errorf("%d ports, %d functions\n%s", virtual, functions(t, dir), log.String())
+		t.Errorf("%d ports, %d functions\n%s", virtual, functions(t, dir), d.said())
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("%v\n%s", err, log.String())
-		}
-	case <-time.After(patience):
-		cmd.Process.Kill()
-		t.Fatalf("it does not end\n%s", log.String())
-	}
+	d.stop(t)
 	if n := functions(t, dir); n != 0 {
-		t.Errorf("%d functions are left\n%s", n, log.String())
+		t.Errorf("%d functions are left\n%s", n, d.said())
 	}
 }
