@@ -393,3 +393,27 @@ func TestDaemon(t *testing.T) {
 		t.Errorf("%d functions are left\n%s", n, d.said())
 	}
 }
+
+// A daemon's successor has the same functions: they outlive the first and go with the second.
+func TestUpgrade(t *testing.T) {
+	pf, dir := physical(t)
+	asUdevWould(t, dir)
+	args := []string{"--transport", "rdma", "--rdma-vfs", pf + "=2", "--rdma-vf-addresses", "10.9.9.1/24,10.9.9.2/24", "--takeover", "--socket", filepath.Join(t.TempDir(), "node.sock")}
+	old := startDaemon(t, args...)
+	next := startDaemon(t, args...)
+	select {
+	case err := <-old.ended:
+		if err != nil {
+			t.Errorf("the old one: %v\n%s", err, old.said())
+		}
+	case <-time.After(patience):
+		t.Fatalf("the old one does not end\n%s", old.said())
+	}
+	if n := functions(t, dir); n != 2 {
+		t.Errorf("%d functions are left to the successor\n%s\n%s", n, old.said(), next.said())
+	}
+	next.stop(t)
+	if n := functions(t, dir); n != 0 {
+		t.Errorf("%d functions are left\n%s", n, next.said())
+	}
+}
