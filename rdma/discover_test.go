@@ -258,6 +258,11 @@ func TestPlaces(t *testing.T) {
 	if p := sys.placeOf(sys.path("class/infiniband/rxe0")); p.pci != "" || p.numa != -1 {
 		t.Errorf("%+v", p)
 	}
+	for _, odd := range []string{"", "../../../class/net/eth0/device", "0000:3b:00.9", "0000:3B:00.0"} {
+		if p := sys.function(odd); p.pci != "" {
+			t.Errorf("%q is at %+v", odd, p)
+		}
+	}
 	if n := sys.netdev(4); n != "eth1" {
 		t.Errorf("interface 4 is %q", n)
 	}

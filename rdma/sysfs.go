@@ -82,8 +82,11 @@ func (s sysfs) placeIn(real string) place {
 	return p
 }
 
-// function gives the place of a PCI function.
+// function gives the place of a PCI function. An engine may have named it: nothing but an address is looked for.
 func (s sysfs) function(pci string) place {
+	if !pciAddress.MatchString(pci) {
+		return nowhere
+	}
 	real, err := filepath.EvalSymlinks(s.path("bus/pci/devices", pci))
 	if err != nil {
 		return nowhere
