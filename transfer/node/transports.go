@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -63,8 +62,6 @@ func newTelemetry(cfg Config, tc *transfer.Config) (*telemetry.Telemetry, error)
 	if err != nil {
 		return nil, fmt.Errorf("start telemetry: %w; --telemetry auto goes on without", err)
 	}
-	d := net.Dialer{Control: tel.Dialling}
-	tc.Observer = tel
-	tc.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+	tc.Observer, tc.Dial = tel, tel.Dial
 	return tel, nil
 }

@@ -58,8 +58,7 @@ func streamRate(b *testing.B, mode Mode) float64 {
 	}
 	defer l.Close()
 	tel.Listening(l)
-	d := net.Dialer{Control: tel.Dialling}
-	near, err := d.Dial("tcp4", l.Addr().String())
+	near, err := tel.Dial(b.Context(), l.Addr().String())
 	if err != nil {
 		b.Fatal(err)
 	}

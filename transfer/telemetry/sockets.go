@@ -80,16 +80,31 @@ func cookie(c syscall.RawConn) (v uint64, err error) {
 	return v, nil
 }
 
-// watch enters a socket that is not connected yet.
-func (s *sockets) watch(c syscall.RawConn) error {
+// watch enters a socket that is not connected yet, and gives its cookie.
+func (s *sockets) watch(c syscall.RawConn) (uint64, error) {
 	k, err := cookie(c)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := s.objs.Lanes.Update(k, socketsLane{}, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-		return fmt.Errorf("enter a socket: %w", err)
+		return 0, fmt.Errorf("enter a socket: %w", err)
 	}
-	return nil
+	return k, nil
+}
+
+// forget takes sockets out that did not become conn: those that failed before they sent anything the programs never saw.
+func (s *sockets) forget(entered []uint64, conn net.Conn) {
+	var kept uint64
+	if c, ok := conn.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			kept, _ = cookie(raw) // 0, which none has, where it is closed already
+		}
+	}
+	for _, k := range entered {
+		if k != kept {
+			_ = s.objs.Lanes.Delete(k) // the programs may have done so
+		}
+	}
 }
 
 // meter adopts a socket as a lane. One that was not entered before it was connected is counted by TCP_INFO: without the

@@ -144,25 +144,7 @@ func connect(t *testing.T, tel *Telemetry, l net.Listener) *pair {
 		}
 		accepted <- c
 	}()
-	// As the daemon does it; in this thread's network.
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), "lane")
-	raw, err := f.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tel.Dialling("", "", raw); err != nil {
-		t.Fatal(err)
-	}
-	a := l.Addr().(*net.TCPAddr)
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: a.Port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	c, err := net.FileConn(f)
-	f.Close()
+	c, err := tel.Dial(t.Context(), l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,6 +288,45 @@ func TestBytesAndRetransmissionsAgreeWithTCPInfoUnderLoss(t *testing.T) {
 				t.Errorf("%d lanes are left in the maps", n)
 			}
 		})
+	}
+}
+
+// Sockets that never become lanes leave nothing behind: refused, without a way, closed by the peer, closed by us.
+func TestSocketsThatBecomeNoLanesAreForgotten(t *testing.T) {
+	cgroup := needSockets(t)
+	newNetwork(t, 0)
+	l := listen(t)
+	tel := openFor(t, Config{Mode: EBPF, Cgroup: cgroup})
+	tel.Listening(l)
+	closed := listen(t)
+	closed.Close()
+	for _, addr := range []string{closed.Addr().String(), "192.0.2.1:1"} {
+		if c, err := tel.Dial(t.Context(), addr); err == nil {
+			c.Close()
+			t.Errorf("%s answers", addr)
+		}
+	}
+	near, err := tel.Dial(t.Context(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := entries(t, tel.sockets.objs.Lanes); n != 2 {
+		t.Errorf("%d sockets are counted, want both ends", n)
+	}
+	for _, c := range []net.Conn{near, far} {
+		if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	for deadline := time.Now().Add(10 * time.Second); entries(t, tel.sockets.objs.Lanes) > 0 && time.Now().Before(deadline); runtime.Gosched() {
+	}
+	if n := entries(t, tel.sockets.objs.Lanes); n != 0 {
+		t.Errorf("%d sockets are left in the map", n)
 	}
 }
 

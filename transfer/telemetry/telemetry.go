@@ -4,6 +4,7 @@
 package telemetry
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -153,14 +154,29 @@ func (t *Telemetry) Listening(l net.Listener) {
 	}
 }
 
-// Dialling is to be called for a socket that will be a lane before it is connected: see net.Dialer.Control.
-func (t *Telemetry) Dialling(_, _ string, c syscall.RawConn) error {
-	if t.sockets != nil {
-		if err := t.sockets.watch(c); err != nil {
-			t.log.Debug("a lane is measured late", "error", err)
-		}
+// Dial connects to a peer over what may become a lane: it is counted from its first byte on.
+func (t *Telemetry) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	if t.sockets == nil {
+		return new(net.Dialer).DialContext(ctx, "tcp", addr)
 	}
-	return nil
+	var mu sync.Mutex
+	var entered []uint64 // more than one where a name has several addresses
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		k, err := t.sockets.watch(c)
+		if err != nil {
+			t.log.Debug("a lane is measured by TCP_INFO", "error", err)
+			return nil
+		}
+		mu.Lock()
+		entered = append(entered, k)
+		mu.Unlock()
+		return nil
+	}}
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	mu.Lock()
+	defer mu.Unlock()
+	t.sockets.forget(entered, conn)
+	return conn, err
 }
 
 // Channel implements transfer.Observer.
