@@ -474,9 +474,10 @@ func (c *channel) Begin(lane int, p Piece, into *Landing) error {
 		c.e.totals.discarded.Add(1)
 		return nil
 	}
-	if hostless(l.regions) && c.lanes.isSpare(lane) { // the writer cannot know what lies at this end
+	// The writer cannot know what lies at this end; and one that sends what nobody wants must not have it written.
+	if hostless(l.regions) && (c.lanes.isSpare(lane) || allReachable(l.regions, c.transport) != nil) {
 		c.e.totals.discarded.Add(1)
-		c.e.wg.Go(func() { l.fail("write destination blocks over transport %s: %v", c.spareName, errHostless) })
+		c.e.wg.Go(func() { l.fail("write destination blocks: %v", errHostless) })
 		return nil
 	}
 	return l.begin(lane, p, into)
