@@ -396,6 +396,7 @@ func (c *channel) handleRevoke(h frameHeader, b []byte) error {
 	}
 	c.e.wg.Go(func() {
 		l.finish(outcome{state: state, kind: EventEnded, reason: reason, quiet: true})
+		<-l.done
 		c.out.send(stopped)
 	})
 	return nil

@@ -75,6 +75,13 @@ func (l *targetLease) endGrant() {
 	}
 }
 
+// gone says that nothing of a fenced source is on its way over a one-sided lane.
+func (s *laneSet) gone(l *sourceLease) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed || !s.carriesOneSided(l)
+}
+
 // awaitGone waits until nothing of a fenced source is on its way over a one-sided lane: those that carried it are through
 // with its pieces, or dead at both ends. Its blocks are free before, as nothing reads them any more.
 func (s *laneSet) awaitGone(l *sourceLease) {

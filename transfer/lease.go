@@ -79,7 +79,8 @@ type outcome struct {
 
 // finish ends the lease: the state first, so that nothing new begins, then the peer is told and the fence made, then the
 // blocks are given back and the client is told. It reports whether this call ended it; another's end is
-// waited for. The caller holds no lock.
+// waited for. What is on its way to the peer still, after a source's blocks were given back, done waits for. The caller
+// holds no lock.
 func (l *lease) finish(o outcome) bool {
 	l.mu.Lock()
 	if !l.living() {
@@ -115,14 +116,22 @@ func (l *lease) finish(o outcome) bool {
 	l.client.emit(Event{
 		Kind: kind, State: o.state, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Reason: o.reason, Record: o.record,
 	})
-	if l.src != nil {
-		if ch != nil {
-			ch.lanes.awaitGone(l.src)
-		}
-		l.tellPeer(ch, &o)
+	switch {
+	case l.src == nil:
+		close(l.done)
+	case ch == nil || ch.lanes.gone(l.src) || !l.e.spawn(func() {
+		ch.lanes.awaitGone(l.src)
+		l.farewell(ch, &o)
+	}): // an engine that closes takes its channels with it, and their peers know by that
+		l.farewell(ch, &o)
 	}
-	close(l.done)
 	return true
+}
+
+// farewell is a source's last word.
+func (l *lease) farewell(ch *channel, o *outcome) {
+	l.tellPeer(ch, o)
+	close(l.done)
 }
 
 // tellPeer sends what the end of the lease means to the peer.

@@ -141,6 +141,7 @@ type Channel struct {
 	PeerAddr     string   `json:"peer_addr"`
 	Transport    string   `json:"transport"`
 	Why          string   `json:"why"`
+	Fencing      string   `json:"fencing"` // of leases there, by force; "" where the transport needs none
 	Lanes        int      `json:"lanes"`
 	LanesUp      int      `json:"lanes_up"`
 	SentBps      float64  `json:"sent_bytes_per_s"`
@@ -357,7 +358,7 @@ func (r *Report) printChannels(t io.Writer) {
 		}
 		for _, c := range n.Status.Channels {
 			fmt.Fprintf(t, "%s -> %s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%.0f us\t%d\t%d\t%s\t%s\n", n.ID, c.PeerNode, c.Transport, c.LanesUp, c.Lanes,
-				humanBytes(c.SentBps), humanBytes(c.LandedBps), humanBytes(c.SpeedBps), humanBytes(float64(c.BacklogBytes)), c.RTTMicros, c.Errors, c.Altered, c.method(), c.Why)
+				humanBytes(c.SentBps), humanBytes(c.LandedBps), humanBytes(c.SpeedBps), humanBytes(float64(c.BacklogBytes)), c.RTTMicros, c.Errors, c.Altered, c.method(), c.reasons())
 		}
 	}
 }
@@ -390,6 +391,14 @@ func (r *Report) printWire(t io.Writer) {
 			row("%s: posts\tebpf\t-\t-\t-\t-\t%.0f us\t%d from post to completion, half of them within %.0f us, 99 %% within %.0f us\n", n.ID, p.MeanMicros, p.Count, p.P50Micros, p.P99Micros)
 		}
 	}
+}
+
+// reasons says why the channel is over its transport, and how it fences by force where it has to.
+func (c *Channel) reasons() string {
+	if c.Fencing == "" {
+		return c.Why
+	}
+	return c.Why + "; fences " + c.Fencing
 }
 
 // method puts a channel's methods in a few words. The reasons are in the JSON document.

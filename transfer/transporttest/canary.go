@@ -67,7 +67,7 @@ func ForcedCanaries(t *testing.T, f Factory) {
 // Cancels cancels transfers in flight and wants every block back within a time, at both ends: from the call that revokes to
 // the event that gives the blocks back. It says how long that took.
 func Cancels(t *testing.T, f Factory, within time.Duration) {
-	c := canaryRun{rounds: canaryRounds(), before: (*Pair).reopen}
+	c := canaryRun{rounds: canaryRounds(), cancels: canaryRounds(), before: (*Pair).reopen}
 	c.run(t, f, Options{})
 	for _, who := range []struct {
 		name string
@@ -148,6 +148,7 @@ func canaries(t *testing.T, f Factory, o Options, rounds int) {
 // canaryRun is rounds of cancels, each of which begins with before, and what came of them.
 type canaryRun struct {
 	rounds    int
+	cancels   int // at least so many of them are to come in flight, if twice the rounds are enough for that
 	before    func(*Pair, *testing.T, *rand.Rand) []uint32
 	forced    uint64          // fences made by force
 	near, far []time.Duration // from the call that revokes to the end of the lease, at this end and at the other
@@ -159,7 +160,7 @@ func (c *canaryRun) run(t *testing.T, f Factory, o Options) {
 	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
-	for range c.rounds {
+	for i := 0; i < c.rounds || cancelled < c.cancels && i < 2*c.rounds; i++ {
 		earlier = withoutBlocks(earlier, c.before(p, t, r))
 		q := p.NewRequest(r, uint32(200+r.IntN(300)), 0, patience)
 		earlier = withoutBlocks(earlier, q.Dst)
