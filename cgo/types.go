@@ -80,6 +80,7 @@ type Status uint32
 const (
 	Success       Status = 0
 	Flushed       Status = 5
+	BindFailed    Status = 6 // of a memory window
 	RemoteAccess  Status = 10
 	RetryExceeded Status = 12
 	RNRExceeded   Status = 13

@@ -106,6 +106,9 @@ func (x *lane) handle(wc *cgo.WC) error {
 	case x.room <- struct{}{}:
 	default:
 	}
+	if wc.Status == cgo.BindFailed {
+		x.rail.windows.condemn(fmt.Errorf("a bind on QP %d failed: %w (vendor %#x)", wc.QPN, wc.Status, wc.Vendor))
+	}
 	if wc.Status != cgo.Success {
 		return fmt.Errorf("send on QP %d of %s: %w (vendor %#x)", wc.QPN, x.rail.name, wc.Status, wc.Vendor)
 	}

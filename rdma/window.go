@@ -77,6 +77,13 @@ func (p *windowPool) drop(w *cgo.Window) error {
 	return w.Close()
 }
 
+// condemn has lanes that are set up from now on do without windows.
+func (p *windowPool) condemn(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.probed, p.why = true, why
+}
+
 func (p *windowPool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
