@@ -90,6 +90,9 @@ func (x *lane) pulls() bool { return x.link.t.cfg.Op == OpRead }
 // Pulls implements transfer.Puller: the other end has this one read.
 func (l *link) Pulls() bool { return l.pulled.Load() }
 
+// Offers implements transfer.Puller.
+func (l *link) Offers() bool { return l.t.cfg.Op == OpRead }
+
 // Fetching implements transfer.Puller.
 func (l *link) Fetching(lease transfer.LeaseID) (lanes []int) {
 	l.mu.RLock()

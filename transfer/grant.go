@@ -25,6 +25,8 @@ type Grant interface {
 type Puller interface {
 	// Pulls says that what arrives at this end is fetched by it, under Landing's guard: nobody else writes here.
 	Pulls() bool
+	// Offers says that the other end fetches what this one sends.
+	Offers() bool
 	// Fetching lists the lanes on which something is being fetched for a lease.
 	Fetching(lease LeaseID) []int
 }
@@ -33,6 +35,12 @@ type Puller interface {
 func pulls(link Link) bool {
 	p, can := link.(Puller)
 	return can && p.Pulls()
+}
+
+// offers says that what this end sends is fetched by the other one.
+func offers(link Link) bool {
+	p, can := link.(Puller)
+	return can && p.Offers()
 }
 
 // Part is a range of a region's bytes.

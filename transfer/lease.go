@@ -95,8 +95,10 @@ func (l *lease) finish(o outcome) bool {
 		timer.Stop()
 	}
 	// A target says so before its fence, because the writer's stopping may be what the fence waits for; a source when
-	// nothing of it is on its way any more, because that is what its word means.
-	if l.dst != nil && o.state != LeaseSettled {
+	// nothing of it is on its way any more, because that is what its word means. Where the other end fetches, its own fence does
+	// not need that word, and its stopping is what the source's waits for.
+	told := l.dst != nil && o.state != LeaseSettled || l.src != nil && ch != nil && offers(ch.currentLink())
+	if told {
 		l.tellPeer(ch, &o)
 	}
 	began := time.Now()
@@ -116,22 +118,30 @@ func (l *lease) finish(o outcome) bool {
 	l.client.emit(Event{
 		Kind: kind, State: o.state, Lease: l.id, Nonce: l.ticket.Nonce, Tokens: l.tokens, Reason: o.reason, Record: o.record,
 	})
-	switch {
-	case l.src == nil:
+	if l.src == nil || told {
 		close(l.done)
-	case ch == nil || ch.lanes.gone(l.src) || !l.e.spawn(func() {
-		ch.lanes.awaitGone(l.src)
-		l.farewell(ch, &o)
-	}): // an engine that closes takes its channels with it, and their peers know by that
-		l.farewell(ch, &o)
+	} else {
+		l.lastWord(ch, o)
 	}
 	return true
 }
 
-// farewell is a source's last word.
-func (l *lease) farewell(ch *channel, o *outcome) {
-	l.tellPeer(ch, o)
-	close(l.done)
+// lastWord tells the peer of a source that nothing of it is on its way any more, as soon as that is so.
+func (l *lease) lastWord(ch *channel, o outcome) {
+	say := func() {
+		l.tellPeer(ch, &o)
+		close(l.done)
+	}
+	if ch == nil || ch.lanes.gone(l.src) {
+		say()
+		return
+	}
+	if !l.e.spawn(func() {
+		ch.lanes.awaitGone(l.src)
+		say()
+	}) {
+		say() // an engine that closes takes its channels with it
+	}
 }
 
 // tellPeer sends what the end of the lease means to the peer.
