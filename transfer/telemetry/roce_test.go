@@ -199,7 +199,11 @@ func TestRoCEPacketsAgreeWithTheDevicesCounters(t *testing.T) {
 	}
 	tell := meet(t, vm, own, peer)
 	defer tell.Close()
-	for _, loss := range []float64{0, 1, 3} {
+	losses := []float64{0, 1}
+	if os.Getenv("HEADRACE_FULL") != "" {
+		losses = append(losses, 3)
+	}
+	for _, loss := range losses {
 		t.Run(fmt.Sprintf("%v percent", loss), func(t *testing.T) {
 			e := openRoCE(t, tell, netdev)
 			if loss > 0 {
