@@ -83,7 +83,9 @@ type timer struct {
 
 // latency measures one block at a time, and the same with messages in place of the ring.
 func (s *session) latency(ctx context.Context, t string) error {
-	messages, err := newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: s.o.Lanes, engines: 1, memory: s.o.Region, messages: true})
+	o := s.rigOptions(t, s.o.Lanes, 1)
+	o.messages = true
+	messages, err := newRig(ctx, o)
 	if err != nil {
 		return err
 	}

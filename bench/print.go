@@ -103,11 +103,23 @@ func (r *Report) printSizes(w io.Writer, t string) {
 	for _, row := range rows {
 		line := []string{size(row.BlockBytes), f2(row.Ours.CPUPerGB)}
 		for _, n := range list {
-			line = append(line, cell(row.other(n), func(o *Other) string { return f2(o.CPUPerGB) }))
+			line = append(line, cell(row.other(n), func(o *Other) string { return orNone(o.CPUPerGB) }))
 		}
 		cells = append(cells, line)
 	}
-	table(w, "CPU seconds a GB, all processes, over "+t, append([]string{"block", ours}, list...), cells)
+	whose := "all processes"
+	if t == "rdma" {
+		whose = "the whole machine"
+	}
+	table(w, "CPU seconds a GB, "+whose+", over "+t, append([]string{"block", ours}, list...), cells)
+}
+
+// orNone is f2 where there is something to say.
+func orNone(v float64) string {
+	if v == 0 {
+		return "-"
+	}
+	return f2(v)
 }
 
 func cell(o *Other, of func(*Other) string) string {

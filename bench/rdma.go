@@ -146,29 +146,36 @@ func (s *session) posts() error {
 	return nil
 }
 
+// railsMost bounds how many ports take part.
+const railsMost = 4
+
 // rails measures channels over one port, two, and so on.
 func (s *session) rails(ctx context.Context, t string) error {
 	if len(s.ports) < 2 {
 		s.note("rails: not measured, there is one port (%s)", portName(&s.ports[0]))
 		return nil
 	}
-	var devices []string
-	for _, p := range s.ports[:min(len(s.ports), 4)] {
-		if slices.Contains(devices, p.Device) {
-			continue // a port of a device that takes part already
-		}
-		devices = append(devices, p.Device)
-		o := rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: max(s.o.Lanes, len(devices)), engines: 1, memory: s.o.Region, spin: s.o.Spin, devices: slices.Clone(devices)}
+	for n := 1; n <= min(len(s.ports), railsMost); n++ {
+		o := s.rigOptions(t, s.o.Lanes, 1)
+		o.devices = devicesOf(s.ports[:n])
 		r, err := newRig(ctx, o)
 		if err != nil {
 			return err
 		}
-		row := Row{Part: partRails, Transport: t, BlockBytes: 64 * kib, Lanes: o.lanes, Engines: 1, Rails: len(devices)}
+		row := Row{Part: partRails, Transport: t, BlockBytes: 64 * kib, Lanes: o.lanes, Engines: 1, Rails: n}
 		if err := errors.Join(s.rail(ctx, r, row), r.close()); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// devicesOf names ports as a daemon's configuration does.
+func devicesOf(ports []transfer.PortStatus) (names []string) {
+	for _, p := range ports {
+		names = append(names, fmt.Sprintf("%s:%d", p.Device, p.Port))
+	}
+	return names
 }
 
 func (s *session) rail(ctx context.Context, r *rig, row Row) error {
@@ -193,7 +200,8 @@ const spinFor = 100 * time.Microsecond
 
 // completions measures daemons that park at once beside some that poll for a while first: rate, CPU time and latency.
 func (s *session) completions(ctx context.Context, t string) error {
-	o := rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: s.o.Lanes, engines: 1, memory: s.o.Region}
+	o := s.rigOptions(t, s.o.Lanes, 1)
+	o.spin = 0
 	parked, err := newRig(ctx, o)
 	if err != nil {
 		return err

@@ -240,7 +240,16 @@ func (s *session) transport(ctx context.Context, t string) (err error) {
 }
 
 func (s *session) newRig(ctx context.Context, t string, lanes, engines int) (*rig, error) {
-	return newRig(ctx, rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: lanes, engines: engines, memory: s.o.Region, spin: s.o.Spin})
+	return newRig(ctx, s.rigOptions(t, lanes, engines))
+}
+
+// rigOptions are those of every part. Over RDMA one port takes part, as with perftest.
+func (s *session) rigOptions(t string, lanes, engines int) rigOptions {
+	o := rigOptions{child: s.o.Child, dir: s.dir, transport: t, lanes: lanes, engines: engines, memory: s.o.Region, spin: s.o.Spin}
+	if t == "rdma" {
+		o.devices = devicesOf(s.ports[:1])
+	}
+	return o
 }
 
 // contestant says once who a name is.
