@@ -1,5 +1,7 @@
 package main
 
+import "time"
+
 // scenarios is what `make lab` runs, in this order. Add yours here: README.md says what the fields do.
 var scenarios = []*scenario{
 	{
@@ -71,6 +73,6 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "served", about: "a model served by two machines, KV cache over RDMA: right answers, also when parts die",
-		machines: 2, headrace: true, steps: []step{{test: "./test/lab/served"}},
+		machines: 2, headrace: true, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/served"}},
 	},
 }

@@ -173,7 +173,7 @@ func TestServed(t *testing.T) {
 
 // equal has answers by both machines equal those of one worker, and the KV cache gone over RDMA.
 func (c *cluster) equal() {
-	lengths := []int{1, 15, 16, 17, 63, 64, 100, 255, 400, 700}
+	lengths := []int{1, 15, 16, 17, 40, 63, 64, 65, 150, 260}
 	began, asked := time.Now(), 0
 	for n := range rounds(100) {
 		length := lengths[n%len(lengths)]
@@ -242,7 +242,7 @@ func (c *cluster) inFlight(seed uint64) (f *flight) {
 		select {
 		case <-f.ended():
 			seed += 10_000
-			f = start(request{prompt: tokens(seed, 300), max: 16, stream: true})
+			f = start(request{prompt: tokens(seed, 160), max: 12, stream: true})
 		default:
 		}
 		var waiting map[string]int
@@ -273,7 +273,7 @@ func (c *cluster) transfersAgain(seed uint64) {
 	settled := c.nodeStatus(0).Totals.LeasesSettled
 	took := c.eventually("KV cache moves again", func() error {
 		seed += 10_000
-		c.right("afterwards", request{prompt: tokens(seed, 200), max: 12})
+		c.right("afterwards", request{prompt: tokens(seed, 70), max: 8})
 		if st := c.nodeStatus(0); st.Totals.LeasesSettled == settled {
 			return fmt.Errorf("no lease has settled; channels %+v", st.Channels)
 		}
