@@ -92,11 +92,6 @@ func (l *link) Grant(lease transfer.LeaseID, parts []transfer.Part) (transfer.Gr
 			g.release()
 			return nil, fmt.Errorf("%w: destination region %d is not registered", transfer.ErrRegion, p.Region.ID())
 		}
-		if p.Region.Hostless() {
-			reg.windows.Done()
-			g.release()
-			return nil, fmt.Errorf("region %d is a device's memory: windows over it are not proven", p.Region.ID())
-		}
 		g.parts = append(g.parts, grantPart{reg, reg.base + p.First, p.End - p.First})
 	}
 	var lanes []*lane
