@@ -17,6 +17,7 @@ import (
 const aptGet = `#!/bin/sh
 case "$*" in
 "install -y ibverbs-providers") mv /run/rxe.driver /etc/libibverbs.d/rxe.driver;;
+"install -y libibverbs1 ibverbs-providers") mv /run/libibverbs.so.1 $(cat /run/libibverbs.path);;
 "install -y chrony") mv /run/chronyc /bin/;;
 *) echo "no such package: $*" >&2; exit 1;;
 esac
@@ -50,6 +51,7 @@ var faults = []fault{
 	{name: "device file is closed", breaks: "chmod 0600 /dev/infiniband/uverbs*", user: true, check: "device files", says: "may not open", fix: "chmod 0666", needed: true},
 	{name: "device file is missing", breaks: "rm /dev/infiniband/uverbs*", check: "device files", says: "is not there", fix: "mknod", needed: true},
 	{name: "provider is missing", breaks: "mv /etc/libibverbs.d/rxe.driver /run/", check: "providers", says: "none for rxe0", fix: "apt-get install", needed: true},
+	{name: "library is missing", breaks: "find /lib /usr -name libibverbs.so.1 >/run/libibverbs.path; mv $(cat /run/libibverbs.path) /run/", check: "library", says: "libibverbs.so.1 cannot be opened", fix: "apt-get install", needed: true},
 	{name: "no huge pages", breaks: "echo never > /sys/kernel/mm/transparent_hugepage/enabled", check: "huge pages", says: "none", fix: "echo"},
 	{name: "small TCP buffers", breaks: "sysctl -w net.ipv4.tcp_wmem='4096 4096 65536'", check: "buffers", says: "64 KiB", fix: "sysctl -w"},
 	{name: "eBPF is not allowed", breaks: "cp /bin/headrace /tmp/headrace", bin: "/tmp/headrace", user: true, check: "programs", says: "may not load", fix: "setcap"},

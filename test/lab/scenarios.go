@@ -31,6 +31,13 @@ var scenarios = []*scenario{
 		steps: []step{{test: "./test/broken", run: "BrokenHosts|FaultsAreTold"}},
 	},
 	{
+		name: "doctor-vf", about: "a card without its virtual functions, and what `headrace doctor` says and does about it",
+		rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"}, programs: []string{"busybox", "dash"},
+		qemu:  []string{"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1", "-netdev", "hubport,id=hub0,hubid=0", "-device", "igb,bus=port0,netdev=hub0,mac=52:54:00:01:00:01,romfile="},
+		env:   []string{"LAB_PF=eth0"},
+		steps: []step{{test: "./test/broken", run: "VirtualFunctions"}},
+	},
+	{
 		name: "doctor-peer", about: "two hosts that do not fit, and what `headrace doctor --peer` says and does about them", machines: 2,
 		programs: []string{"busybox", "dash"}, modules: []string{"act_police"}, headrace: true,
 		steps: []step{
