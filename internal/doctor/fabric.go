@@ -20,7 +20,7 @@ type pfcState struct{ enabled uint8 }
 
 // checkCongestion looks at what keeps RoCE's packets from being lost, as far as the kernel knows it.
 func (h *host) checkCongestion(name string, d *device, p *port) Check {
-	const remedy = "RoCE stalls when a switch drops its packets: a priority without loss for it, here and on the switches, and ECN for what it slows down (traffic class 106 is DSCP 26 with ECN)"
+	const remedy = "RoCE stalls when a switch drops its packets: a priority without loss for it, here and on the switches, and ECN for what it slows down (headrace node --rdma-traffic-class 106: DSCP 26 with ECN)"
 	seen := h.lossCounters(d, p)
 	if p.netdev == "" {
 		return unknown(name, "the port's interface is not known"+seen)

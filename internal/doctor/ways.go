@@ -152,7 +152,7 @@ func (x *exam) proof(at string, a, b *portFacts, w *way) Check {
 	took, trip, err := x.send(a, b, w, min(a.MTU, b.MTU), proofBytes)
 	switch {
 	case errors.Is(err, errAltered):
-		return Check{Name: name, Answer: Needed, Detail: err.Error(), Remedy: "memory, card or cable changes bytes: take this port out of use (headrace node --rdma-device names the others)"}
+		return Check{Name: name, Answer: Needed, Detail: err.Error(), Remedy: "memory, card or cable changes bytes: take this port out of use (headrace node --rdma-devices names the others)"}
 	case err != nil:
 		return lacking(name, fmt.Sprintf("%d MiB: %v", proofBytes>>20, err), "short messages arrive, long ones do not: look at the port's error counters and at flow control", "").forRDMA()
 	}
