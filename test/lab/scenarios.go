@@ -11,7 +11,8 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "rdma", about: "a channel over soft RoCE: conformance, canaries, forced fences",
-		steps: []step{{test: "./rdma", skip: "Rails|OfAUser"}}, // the latter is the other process of a test
+		timeout: 8 * time.Minute, // the suite twice, writing and reading
+		steps:   []step{{test: "./rdma", skip: "Rails|OfAUser"}}, // the latter is the other process of a test
 	},
 	{
 		name: "rails", about: "two rails: shares, ports that go down and come back, TCP as the last rail", rails: 2,
