@@ -11,7 +11,7 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "rdma", about: "a channel over soft RoCE: conformance, canaries, forced fences",
-		timeout: 8 * time.Minute, // the suite twice, writing and reading
+		timeout: 8 * time.Minute,                                 // the suite twice, writing and reading
 		steps:   []step{{test: "./rdma", skip: "Rails|OfAUser"}}, // the latter is the other process of a test
 	},
 	{
