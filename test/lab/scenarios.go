@@ -70,11 +70,11 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "twin", about: "the conformance suite of a channel between two machines, over RDMA and TCP",
-		machines: 2, steps: []step{{test: "./test/lab/twin", run: "Conformance"}},
+		machines: 2, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "Conformance"}},
 	},
 	{
 		name: "wires", about: "transfers over wires that lose, delay, reorder, double and alter packets",
-		machines: 2, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
+		machines: 2, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
 	},
 	{
 		name: "twin-rails", about: "two rails between two machines: late packets of a dead one, and a slow one",
