@@ -40,7 +40,7 @@ type roceEnd struct {
 	gid    cgo.GID
 	mtu    uint32
 	netdev string
-	tell   net.Conn
+	tell   telling
 	peer   roceHello
 }
 
@@ -91,20 +91,26 @@ func meet(t *testing.T, vm int, own, peer string) net.Conn {
 	}
 }
 
-func swap[T any](t *testing.T, c net.Conn, own T) (theirs T) {
+// telling is the connection of the two machines' tests. Its decoder reads ahead: there is one for all that comes.
+type telling struct {
+	net.Conn
+	in *json.Decoder
+}
+
+func swap[T any](t *testing.T, c telling, own T) (theirs T) {
 	t.Helper()
 	c.SetDeadline(time.Now().Add(150 * time.Second))
 	if err := json.NewEncoder(c).Encode(own); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.NewDecoder(c).Decode(&theirs); err != nil {
+	if err := c.in.Decode(&theirs); err != nil {
 		t.Fatal(err)
 	}
 	return theirs
 }
 
 // openRoCE makes a queue pair and joins it with the other machine's.
-func openRoCE(t *testing.T, tell net.Conn, netdev string) *roceEnd {
+func openRoCE(t *testing.T, tell telling, netdev string) *roceEnd {
 	t.Helper()
 	e := &roceEnd{tell: tell, netdev: netdev}
 	check := func(err error) {
@@ -197,7 +203,8 @@ func TestRoCEPacketsAgreeWithTheDevicesCounters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tell := meet(t, vm, own, peer)
+	conn := meet(t, vm, own, peer)
+	tell := telling{conn, json.NewDecoder(conn)}
 	defer tell.Close()
 	losses := []float64{0, 1}
 	if os.Getenv("HEADRACE_FULL") != "" {
