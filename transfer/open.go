@@ -291,12 +291,7 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		if examined {
 			<-e.exams
 		}
-		conn.Close()
-		e.totals.handshakes.Add(1)
-		if errors.Is(err, ErrVersion) {
-			e.totals.skews.Add(1)
-		}
-		e.log.Warn("refused a data connection", "from", conn.RemoteAddr().String(), "error", err)
+		e.turnAway(conn, err)
 		if c != nil && h == nil && c.conn == conn {
 			c.close(err)
 		}
@@ -327,6 +322,16 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		c.out.send(openedMsg{reason: err.Error()}.frame())
 		c.close(err)
 	}
+}
+
+// turnAway drops a connection that did not get through the handshake.
+func (e *Engine) turnAway(conn net.Conn, err error) {
+	conn.Close()
+	e.totals.handshakes.Add(1)
+	if errors.Is(err, ErrVersion) {
+		e.totals.skews.Add(1)
+	}
+	e.log.Warn("refused a data connection", "from", conn.RemoteAddr().String(), "error", err)
 }
 
 // expectLane finds the channel of an incoming lane. Each lane comes once.
