@@ -38,7 +38,11 @@ func marked(mark string) []int {
 // alive tells whether a process exists and is no zombie.
 func alive(pid int) bool {
 	state := procState(pid)
-	return state != 0 && state != 'Z' && state != 'X'
+	if state == 'Z' { // its first thread is; another may still hold the files, and take a connection before it ends
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		return err == nil && len(tasks) > 1
+	}
+	return state != 0 && state != 'X'
 }
 
 // procState is the letter of /proc/PID/stat, 0 when there is no such process.
