@@ -42,7 +42,8 @@ func (c nodeConfig) socket() string { return filepath.Join(c.Dir, c.NodeID+".soc
 
 func (c nodeConfig) config(ready func(node.Ready)) node.Config {
 	cfg := node.Config{NodeID: c.NodeID, Socket: c.socket(), ClusterKey: clusterKey, Transport: c.Transport, Admin: "127.0.0.1:0", Debug: true,
-		OnReady: ready, EventFrames: c.EventFrames, Checksum: c.Checksum, Telemetry: c.Telemetry, AttachTimeout: 2 * time.Second}
+		OnReady: ready, EventFrames: c.EventFrames, Checksum: c.Checksum, Telemetry: c.Telemetry, AttachTimeout: 2 * time.Second,
+		Peers: make(chan map[string]string)} // as in the program: somebody waits for news
 	if c.Admin != "" {
 		cfg.Admin = c.Admin
 	}

@@ -31,6 +31,7 @@ type server struct {
 	before  atomic.Pointer[Predecessor]
 	accepts sync.WaitGroup // loops over listeners
 	hands   sync.WaitGroup // hand-overs
+	loops   sync.WaitGroup // what goes on until ctx ends, also while leases drain
 
 	mu       sync.Mutex
 	sock     *socket
@@ -126,7 +127,7 @@ func (s *server) begin(from *predecessor) (err error) {
 		s.cfg.OnReady(ready)
 	}
 	if s.cfg.Peers != nil {
-		s.accepts.Go(s.keepPeers)
+		s.loops.Go(s.keepPeers)
 	}
 	if from != nil {
 		if err := from.hand.send(handMsg{Kind: handListed}); err != nil {
@@ -178,6 +179,7 @@ func (s *server) stop() error {
 	s.conns.Wait()
 	err := errors.Join(s.eng.Close(), s.tel.Close())
 	s.hands.Wait()
+	s.loops.Wait()
 	if admin != nil {
 		err = errors.Join(err, admin.close())
 	}
