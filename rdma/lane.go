@@ -83,8 +83,9 @@ type lane struct {
 	cause     error
 	posted    uint64 // work requests of the send queue
 	completed uint64
-	signalled uint64 // the last one that will say so
-	announced uint64 // pieces
+	moved     time.Time // when completed last grew, or something was posted while nothing was under way
+	signalled uint64    // the last one that will say so
+	announced uint64    // pieces
 	pieces    []pending
 	chain     [chainMax]cgo.WR
 	works     []*work              // about windows, in the order of posting

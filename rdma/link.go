@@ -24,6 +24,8 @@ type link struct {
 	local   []*rail        // this end's
 	wg      sync.WaitGroup // the lanes' goroutines
 
+	over chan struct{} // closed when the link is closing
+
 	mu     sync.RWMutex
 	lanes  map[int]*lane
 	closed bool
@@ -63,7 +65,7 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 	if err != nil {
 		return nil, err
 	}
-	l := &link{t: t, setup: s, dialled: dialled, local: rails, lanes: make(map[int]*lane), joining: make(map[*lane]struct{}), grants: make(map[*grant]struct{})}
+	l := &link{t: t, setup: s, dialled: dialled, local: rails, over: make(chan struct{}), lanes: make(map[int]*lane), joining: make(map[*lane]struct{}), grants: make(map[*grant]struct{})}
 	own := infos(rails)
 	theirs, err := s.Exchange(ctx, encodeRails(own))
 	if err != nil {
@@ -95,6 +97,7 @@ func (t *transport) join(ctx context.Context, s *transfer.Setup, dialled bool, n
 	for _, x := range l.lanes {
 		l.start(x)
 	}
+	l.wg.Go(l.watchStalls)
 	return l, nil
 }
 
@@ -247,6 +250,9 @@ func (l *link) Close() error {
 	delete(l.t.links, l)
 	l.t.linkMu.Unlock()
 	l.mu.Lock()
+	if !l.closed {
+		close(l.over)
+	}
 	l.closed = true
 	lanes := l.lanes
 	l.rails.stop()

@@ -100,6 +100,7 @@ func (x *lane) handle(wc *cgo.WC) error {
 	if wc.Status == cgo.Success { // else nothing that was flushed may pass for done before the lane is failing
 		x.mu.Lock()
 		x.completed = max(x.completed, wc.ID)
+		x.moved = time.Now()
 		x.mu.Unlock()
 	}
 	select {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/headrace/headrace/cgo"
 	"github.com/headrace/headrace/transfer"
@@ -150,6 +151,9 @@ func (x *lane) push(wrs []cgo.WR) (n int, err error) {
 		wrs[i].ID = x.posted + uint64(i) + 1
 	}
 	wrs[len(wrs)-1].Flags |= cgo.Signaled
+	if x.posted == x.completed {
+		x.moved = time.Now()
+	}
 	n, errno := x.qp.PostSend(wrs)
 	if x.posted += uint64(n); n == len(wrs) {
 		x.signalled = x.posted

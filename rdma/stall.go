@@ -1,0 +1,44 @@
+package rdma
+
+import (
+	"fmt"
+	"time"
+)
+
+// A device completes a request or fails it: ackRetries times ackTimeout is half a second. Soft RoCE was seen to do neither on
+// a host short of processors: what had been posted had landed, and its completion never came, nor did those of what was
+// posted afterwards. Such a lane is ended, and its pieces go to others.
+const (
+	stallLook = 250 * time.Millisecond
+	stallEnd  = 5 * time.Second
+)
+
+// watchStalls looks after the lanes until the link closes.
+func (l *link) watchStalls() {
+	t := time.NewTicker(stallLook)
+	defer t.Stop()
+	for {
+		select {
+		case <-l.over:
+			return
+		case now := <-t.C:
+			l.mu.RLock()
+			for _, x := range l.lanes {
+				if err := x.stalled(now); err != nil {
+					x.fail(err)
+				}
+			}
+			l.mu.RUnlock()
+		}
+	}
+}
+
+// stalled says that nothing has been completed for too long, though there is something under way.
+func (x *lane) stalled(now time.Time) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.failing || x.posted == x.completed || now.Sub(x.moved) < stallEnd {
+		return nil
+	}
+	return fmt.Errorf("QP %d of %s has completed nothing for %v", x.qp.Num, x.rail.name, stallEnd)
+}
