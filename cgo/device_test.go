@@ -105,19 +105,15 @@ func gidOf(t testing.TB, d *Device) (gid GID) {
 
 func (e *end) connect(to *end) {
 	e.t.Helper()
-	for _, a := range []*QPAttr{
-		{Mask: MaskState | MaskPKeyIndex | MaskPort | MaskAccess, State: QPInit, Port: 1, Access: LocalWrite | RemoteWrite | RemoteRead | BindWindow},
+	for _, a := range []QPAttr{
+		{State: QPInit, Port: 1, Access: LocalWrite | RemoteWrite | RemoteRead | BindWindow},
 		{
-			Mask:  MaskState | MaskAddress | MaskPathMTU | MaskDestQPN | MaskRQPSN | MaskMaxReadsServed | MaskMinRNRTimer,
 			State: QPRTR, Port: 1, PathMTU: 1024, DestQPN: to.qp.Num, MaxReadsServed: 4, MinRNRTimer: 12,
 			IsGlobal: 1, DGID: to.gid.Addr, SGIDIndex: e.gid.Index, HopLimit: 64,
 		},
-		{
-			Mask:  MaskState | MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxReads,
-			State: QPRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4,
-		},
+		{State: QPRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxReads: 4},
 	} {
-		if err := e.qp.Modify(a); err != nil {
+		if err := e.qp.To(a.State, a); err != nil {
 			e.t.Fatal(err)
 		}
 		if s, err := e.qp.State(); err != nil || s != a.State {
@@ -347,7 +343,7 @@ func TestErrorStateFlushes(t *testing.T) {
 	for i := range 10 {
 		b.recv(uint64(i))
 	}
-	if err := b.qp.Modify(&QPAttr{Mask: MaskState, State: QPError}); err != nil {
+	if err := b.qp.To(QPError, QPAttr{}); err != nil {
 		t.Fatal(err)
 	}
 	b.post(WR{ID: 100, Op: Send, Flags: Signaled})
@@ -369,7 +365,7 @@ func TestErrorStateFlushes(t *testing.T) {
 	fillWith(a.mem, 4)
 	a.post(WR{Local: a.addr(0), Remote: b.addr(0), ID: 1, Len: 4096, LKey: a.mr.LKey, RKey: b.mr.RKey, Flags: Signaled})
 	// What the dead end does not answer is given up by the writer's own error state.
-	if err := a.qp.Modify(&QPAttr{Mask: MaskState, State: QPError}); err != nil {
+	if err := a.qp.To(QPError, QPAttr{}); err != nil {
 		t.Fatal(err)
 	}
 	a.want(1, Flushed, WCOther)

@@ -61,9 +61,23 @@ func (p *PD) NewQP(send, recv *CQ, caps QPCaps) (*QP, error) {
 	return q, nil
 }
 
-// Modify moves the queue pair to another state.
-func (q *QP) Modify(a *QPAttr) error {
-	return fail(cModifyQP(q.c, a), "move QP %d of %s to %v", q.Num, q.dev.Name, a.State)
+// transitions is what a reliable connected queue pair must be given on its way to each state: see "QP state transition
+// properties" in the InfiniBand Architecture Specification, volume 1.
+var transitions = map[QPState]QPMask{
+	QPInit:  MaskState | MaskPKeyIndex | MaskPort | MaskAccess,
+	QPRTR:   MaskState | MaskAddress | MaskPathMTU | MaskDestQPN | MaskRQPSN | MaskMaxReadsServed | MaskMinRNRTimer,
+	QPRTS:   MaskState | MaskTimeout | MaskRetryCount | MaskRNRRetry | MaskSQPSN | MaskMaxReads,
+	QPError: MaskState,
+}
+
+// To moves the queue pair to a state, with what of a that takes: Mask and State are filled in.
+func (q *QP) To(s QPState, a QPAttr) error {
+	mask, known := transitions[s]
+	if !known { // with an empty mask the kernel would say yes and do nothing
+		panic(fmt.Sprintf("cgo: no way of a queue pair to %v is known", s))
+	}
+	a.State, a.Mask = s, mask
+	return fail(cModifyQP(q.c, &a), "move QP %d of %s to %v", q.Num, q.dev.Name, s)
 }
 
 // State asks the device for the queue pair's state.

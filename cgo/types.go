@@ -214,7 +214,7 @@ type QPCaps struct {
 	SendWR, RecvWR, SendSGE, RecvSGE, InlineBytes, reserved uint32
 }
 
-// QPAttr is what a transition of a queue pair sets. Only what Mask names counts.
+// QPAttr is what a transition of a queue pair sets. Which attributes count, QP.To knows.
 type QPAttr struct {
 	Mask                                                                                    QPMask
 	State                                                                                   QPState

@@ -19,21 +19,17 @@ const (
 )
 
 func (x *lane) toInit() error {
-	return x.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess,
-		State: cgo.QPInit, PKeyIndex: uint32(x.at.port.pkey.index), Port: uint32(x.rail.port), Access: remoteRight,
-	})
+	return x.qp.To(cgo.QPInit, cgo.QPAttr{PKeyIndex: uint32(x.at.port.pkey.index), Port: uint32(x.rail.port), Access: remoteRight})
 }
 
 // toRTR makes the queue pair ready to receive from the peer's.
 func (x *lane) toRTR() error {
 	a := &cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
-		State: cgo.QPRTR, Port: uint32(x.rail.port), PathMTU: min(x.at.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
+		Port: uint32(x.rail.port), PathMTU: min(x.at.state.ActiveMTU, x.peer.mtu), DestQPN: x.peer.qpn, RQPSN: x.peer.psn,
 		MaxReadsServed: min(readsMax, x.rail.attr.MaxReadsServed), MinRNRTimer: rnrTimer,
 	}
 	route(a, &x.at, &x.peer, &x.link.t.cfg)
-	return x.qp.Modify(a)
+	return x.qp.To(cgo.QPRTR, *a)
 }
 
 // route says by what packets find the other end. On Ethernet that is its GID. On InfiniBand it is its LID; the GID goes along
@@ -48,14 +44,13 @@ func route(a *cgo.QPAttr, own *standing, peer *hello, cfg *Config) {
 
 // toRTS makes it ready to send too.
 func (x *lane) toRTS() error {
-	return x.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskTimeout | cgo.MaskRetryCount | cgo.MaskRNRRetry | cgo.MaskSQPSN | cgo.MaskMaxReads,
-		State: cgo.QPRTS, Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: rnrRetries, SQPSN: x.psn,
+	return x.qp.To(cgo.QPRTS, cgo.QPAttr{
+		Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: rnrRetries, SQPSN: x.psn,
 		MaxReads: min(readsMax, x.rail.attr.MaxReadsIssued),
 	})
 }
 
 // toError flushes what was posted, and lets nothing in.
 func (x *lane) toError() error {
-	return x.qp.Modify(&cgo.QPAttr{Mask: cgo.MaskState, State: cgo.QPError})
+	return x.qp.To(cgo.QPError, cgo.QPAttr{})
 }

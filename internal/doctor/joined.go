@@ -100,15 +100,11 @@ func openEnd(u *pairUsage) (_ *end, err error) {
 
 // join connects the queue pair with the other end's.
 func (e *end) join(u *pairUsage, far *endpoint) error {
-	if err := e.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess,
-		State: cgo.QPInit, Port: uint32(u.Port), Access: cgo.LocalWrite | cgo.RemoteWrite,
-	}); err != nil {
+	if err := e.qp.To(cgo.QPInit, cgo.QPAttr{Port: uint32(u.Port), Access: cgo.LocalWrite | cgo.RemoteWrite}); err != nil {
 		return err
 	}
-	a := &cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
-		State: cgo.QPRTR, Port: uint32(u.Port), PathMTU: u.MTU, DestQPN: far.QPN, RQPSN: far.PSN, MaxReadsServed: 1, MinRNRTimer: rnrTimer, DLID: far.LID,
+	a := cgo.QPAttr{
+		Port: uint32(u.Port), PathMTU: u.MTU, DestQPN: far.QPN, RQPSN: far.PSN, MaxReadsServed: 1, MinRNRTimer: rnrTimer, DLID: far.LID,
 	}
 	if far.LID == 0 {
 		gid, err := hex.DecodeString(strings.ReplaceAll(far.GID, ":", ""))
@@ -117,12 +113,11 @@ func (e *end) join(u *pairUsage, far *endpoint) error {
 		}
 		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, [16]byte(gid), uint32(u.GID), hopLimit
 	}
-	if err := e.qp.Modify(a); err != nil {
+	if err := e.qp.To(cgo.QPRTR, a); err != nil {
 		return err
 	}
-	return e.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskTimeout | cgo.MaskRetryCount | cgo.MaskRNRRetry | cgo.MaskSQPSN | cgo.MaskMaxReads,
-		State: cgo.QPRTS, Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: ackRetries, SQPSN: e.own.PSN, MaxReads: 1,
+	return e.qp.To(cgo.QPRTS, cgo.QPAttr{
+		Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: ackRetries, SQPSN: e.own.PSN, MaxReads: 1,
 	})
 }
 

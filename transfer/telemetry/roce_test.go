@@ -149,15 +149,13 @@ func openRoCE(t *testing.T, tell telling, netdev string) *roceEnd {
 	})
 	psn := uint32(time.Now().UnixNano()) & 0xffffff
 	e.peer = swap(t, tell, roceHello{QPN: e.qp.Num, PSN: psn, Key: e.mr.RKey, Addr: uint64(uintptr(unsafe.Pointer(&e.mem[0]))), GID: e.gid.Addr})
-	check(e.qp.Modify(&cgo.QPAttr{Mask: cgo.MaskState | cgo.MaskPKeyIndex | cgo.MaskPort | cgo.MaskAccess, State: cgo.QPInit, Port: 1, Access: cgo.LocalWrite | cgo.RemoteWrite}))
-	check(e.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskAddress | cgo.MaskPathMTU | cgo.MaskDestQPN | cgo.MaskRQPSN | cgo.MaskMaxReadsServed | cgo.MaskMinRNRTimer,
-		State: cgo.QPRTR, Port: 1, PathMTU: e.mtu, DestQPN: e.peer.QPN, RQPSN: e.peer.PSN, MaxReadsServed: 1, MinRNRTimer: 12,
+	check(e.qp.To(cgo.QPInit, cgo.QPAttr{Port: 1, Access: cgo.LocalWrite | cgo.RemoteWrite}))
+	check(e.qp.To(cgo.QPRTR, cgo.QPAttr{
+		Port: 1, PathMTU: e.mtu, DestQPN: e.peer.QPN, RQPSN: e.peer.PSN, MaxReadsServed: 1, MinRNRTimer: 12,
 		IsGlobal: 1, DGID: e.peer.GID, SGIDIndex: e.gid.Index, HopLimit: 64,
 	}))
-	check(e.qp.Modify(&cgo.QPAttr{
-		Mask:  cgo.MaskState | cgo.MaskTimeout | cgo.MaskRetryCount | cgo.MaskRNRRetry | cgo.MaskSQPSN | cgo.MaskMaxReads,
-		State: cgo.QPRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, SQPSN: psn, MaxReads: 1,
+	check(e.qp.To(cgo.QPRTS, cgo.QPAttr{
+		Timeout: 14, RetryCount: 7, RNRRetry: 7, SQPSN: psn, MaxReads: 1,
 	}))
 	return e
 }
