@@ -1,7 +1,9 @@
 package cgo
 
 import (
+	"bytes"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"unsafe"
 )
@@ -207,6 +209,30 @@ func (t GIDType) String() string {
 		return names[t]
 	}
 	return fmt.Sprintf("GID type %d", uint32(t))
+}
+
+// Reach is how far RoCE v2 packets to an address get: the farther, the better is the address.
+type Reach int
+
+// From no RoCE v2 address at all to an IPv4 address, which every routed network of hosts knows.
+const (
+	ReachNone Reach = iota
+	ReachLink       // no router passes it on
+	ReachIPv6
+	ReachIPv4
+)
+
+// Reach says how far packets to the address get.
+func (g *GID) Reach() Reach {
+	switch a := netip.AddrFrom16(g.Addr); {
+	case g.Type != GIDRoCEv2:
+		return ReachNone
+	case a.Is4In6():
+		return ReachIPv4
+	case bytes.HasPrefix(g.Addr[:], []byte{0xfe, 0x80}):
+		return ReachLink
+	}
+	return ReachIPv6
 }
 
 // QPCaps are a queue pair's sizes.

@@ -1,7 +1,6 @@
 package rdma
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -246,20 +245,15 @@ func (p *port) named(word string) bool {
 // chooseGID takes the entry with that index if one is given; else on InfiniBand the first, on Ethernet one of RoCE v2: for
 // an IPv4 address, else for a routable IPv6 address, else any. how says which of these it was.
 func chooseGID(table []cgo.GID, layer cgo.LinkLayer, index *int) (best cgo.GID, how string, err error) {
-	rank := 0
-	hows := [...]string{1: "link-local", 2: "routable", 3: "IPv4"}
+	rank := cgo.ReachNone
+	hows := [...]string{cgo.ReachLink: "link-local", cgo.ReachIPv6: "routable", cgo.ReachIPv4: "IPv4"}
 	for _, g := range table {
-		score := 1
-		switch {
-		case index != nil && int(g.Index) != *index:
+		if index != nil && int(g.Index) != *index {
 			continue
-		case index != nil || layer == cgo.InfiniBand:
-		case g.Type != cgo.GIDRoCEv2:
-			continue
-		case bytes.HasPrefix(g.Addr[:], []byte{10: 0xff, 11: 0xff}):
-			score = 3
-		case !bytes.HasPrefix(g.Addr[:], []byte{0xfe, 0x80}):
-			score = 2
+		}
+		score := g.Reach()
+		if index != nil || layer == cgo.InfiniBand {
+			score = cgo.ReachLink // all are alike
 		}
 		if score > rank {
 			best, rank = g, score

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,45 +130,38 @@ func (h *host) port(d *device, number int) port {
 	return p
 }
 
-// What a port's addresses are worth, as package rdma chooses among them.
-const (
-	gidUnusable = iota
-	gidLocal    // of the link: no router passes it on
-	gidIPv6
-	gidIPv4
-)
-
-func (g gid) rank() int {
-	switch {
-	case g.kind != "RoCE v2":
-		return gidUnusable
-	case strings.HasPrefix(g.text, "0000:0000:0000:0000:0000:ffff:"):
-		return gidIPv4
-	case strings.HasPrefix(g.text, "fe80:"):
-		return gidLocal
+// address reads a GID as the kernel writes it.
+func (g gid) address() (netip.Addr, error) {
+	a, err := netip.ParseAddr(g.text)
+	if err != nil || !a.Is6() || a.Zone() != "" {
+		return a, fmt.Errorf("%q is no GID: want eight groups of four digits", g.text)
 	}
-	return gidIPv6
+	return a, nil
+}
+
+// reach is what package rdma chooses among addresses by.
+func (g gid) reach() cgo.Reach {
+	a, err := g.address()
+	if err != nil || g.kind != cgo.GIDRoCEv2.String() {
+		return cgo.ReachNone
+	}
+	return (&cgo.GID{Addr: a.As16(), Type: cgo.GIDRoCEv2}).Reach()
 }
 
 // best is the address that a channel would use.
-func (p *port) best() (best gid, rank int) {
+func (p *port) best() (best gid, reach cgo.Reach) {
 	for _, g := range p.gids {
-		if r := g.rank(); r > rank {
-			best, rank = g, r
+		if r := g.reach(); r > reach {
+			best, reach = g, r
 		}
 	}
-	return best, rank
+	return best, reach
 }
 
-// address writes an IPv4 address as people do.
-func (g gid) address() string {
-	digits := strings.ReplaceAll(g.text, ":", "")
-	if g.rank() != gidIPv4 || len(digits) != 32 {
-		return g.text
+// String writes an IPv4 address as people do.
+func (g gid) String() string {
+	if a, err := g.address(); err == nil && a.Is4In6() {
+		return a.Unmap().String()
 	}
-	v, err := strconv.ParseUint(digits[24:], 16, 32)
-	if err != nil {
-		return g.text
-	}
-	return fmt.Sprintf("%d.%d.%d.%d", v>>24, v>>16&0xff, v>>8&0xff, v&0xff)
+	return g.text
 }

@@ -1,12 +1,10 @@
 package doctor
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -107,11 +105,11 @@ func (e *end) join(u *pairUsage, far *endpoint) error {
 		Port: uint32(u.Port), PathMTU: u.MTU, DestQPN: far.QPN, RQPSN: far.PSN, MaxReadsServed: 1, MinRNRTimer: rnrTimer, DLID: far.LID,
 	}
 	if far.LID == 0 {
-		gid, err := hex.DecodeString(strings.ReplaceAll(far.GID, ":", ""))
-		if err != nil || len(gid) != 16 {
-			return fmt.Errorf("the other end's address is %q", far.GID)
+		to, err := gid{text: far.GID}.address()
+		if err != nil {
+			return fmt.Errorf("the other end's address: %w", err)
 		}
-		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, [16]byte(gid), uint32(u.GID), hopLimit
+		a.IsGlobal, a.DGID, a.SGIDIndex, a.HopLimit = 1, to.As16(), uint32(u.GID), hopLimit
 	}
 	if err := e.qp.To(cgo.QPRTR, a); err != nil {
 		return err

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/headrace/headrace/cgo"
 )
 
 // checkDevice makes all checks about one device.
@@ -63,11 +65,11 @@ func (h *host) checkAddress(name string, p *port) Check {
 		netdev = "INTERFACE"
 	}
 	give := "ip addr add ADDRESS/PREFIX dev " + netdev
-	best, rank := p.best()
+	best, reach := p.best()
 	switch {
-	case rank == gidIPv4 || rank == gidIPv6:
-		return yes(name, fmt.Sprintf("GID index %d, RoCE v2, %s", best.index, best.address())).forRDMA()
-	case rank == gidLocal:
+	case reach == cgo.ReachIPv4 || reach == cgo.ReachIPv6:
+		return yes(name, fmt.Sprintf("GID index %d, RoCE v2, %s", best.index, best)).forRDMA()
+	case reach == cgo.ReachLink:
 		return lacking(name, fmt.Sprintf("only of the link (GID index %d, RoCE v2, %s): no router passes it on, and other hosts may not find it", best.index, best.text),
 			"RoCE v2 takes its addresses from the interface's: give it one", give).forRDMA()
 	case len(p.gids) > 0:

@@ -31,12 +31,12 @@ func ways(a, b *portFacts) (all []way) {
 	if a.Layer != ethernet {
 		return []way{{first(a.GIDs), first(b.GIDs), "InfiniBand"}}
 	}
-	words := map[int]string{gidIPv4: "RoCE v2 over IPv4", gidIPv6: "RoCE v2 over IPv6", gidLocal: "RoCE v2 over addresses of the link"}
-	for _, rank := range []int{gidIPv4, gidIPv6, gidLocal} {
+	words := map[cgo.Reach]string{cgo.ReachIPv4: "RoCE v2 over IPv4", cgo.ReachIPv6: "RoCE v2 over IPv6", cgo.ReachLink: "RoCE v2 over addresses of the link"}
+	for _, reach := range []cgo.Reach{cgo.ReachIPv4, cgo.ReachIPv6, cgo.ReachLink} {
 		for _, g := range a.GIDs {
 			for _, far := range b.GIDs {
-				if g.rank() == rank && far.rank() == rank && len(all) < pairsMax {
-					all = append(all, way{g, far, words[rank]})
+				if g.reach() == reach && far.reach() == reach && len(all) < pairsMax {
+					all = append(all, way{g, far, words[reach]})
 				}
 			}
 		}
@@ -44,7 +44,15 @@ func ways(a, b *portFacts) (all []way) {
 	return all
 }
 
-func (g gidFacts) rank() int { return gid{text: g.Text, kind: g.Kind}.rank() }
+func (g gidFacts) reach() cgo.Reach { return gid{text: g.Text, kind: g.Kind}.reach() }
+
+// reach is that of the port's best address.
+func (p *portFacts) reach() (best cgo.Reach) {
+	for _, g := range p.GIDs {
+		best = max(best, g.reach())
+	}
+	return best
+}
 
 func first(g []gidFacts) gidFacts {
 	if len(g) == 0 {
@@ -110,22 +118,10 @@ func (x *exam) roceMTU(at string, a, b *portFacts) Check {
 
 // noWay is about ports that have no kind of address in common.
 func (x *exam) noWay(at string, a, b *portFacts) Check {
-	kinds := func(p *portFacts) string {
-		best := gidUnusable
-		for _, g := range p.GIDs {
-			best = max(best, g.rank())
-		}
-		return [...]string{"no RoCE v2 address", "addresses of the link", "an IPv6 address", "an IPv4 address"}[best]
-	}
-	c := lacking(at+reachSuffix, fmt.Sprintf("%s here, %s there", kinds(a), kinds(b)), "the two need addresses of the same kind", "").forRDMA()
-	rank := func(p *portFacts) (best int) {
-		for _, g := range p.GIDs {
-			best = max(best, g.rank())
-		}
-		return best
-	}
+	kinds := [...]string{cgo.ReachNone: "no RoCE v2 address", cgo.ReachLink: "addresses of the link", cgo.ReachIPv6: "an IPv6 address", cgo.ReachIPv4: "an IPv4 address"}
+	c := lacking(at+reachSuffix, fmt.Sprintf("%s here, %s there", kinds[a.reach()], kinds[b.reach()]), "the two need addresses of the same kind", "").forRDMA()
 	poor, host := a, ""
-	if rank(b) < rank(a) {
+	if b.reach() < a.reach() {
 		poor, host = b, x.name
 	}
 	if poor.Netdev != "" {
