@@ -527,15 +527,8 @@ func (x *lane) reply() error {
 	if x.answers == 0 {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.failing || sendQueue-1 <= int(x.posted-x.completed) {
-		return nil // later, with a completion
-	}
-	var wr [1]cgo.WR
-	wr[0] = cgo.WR{Remote: x.peer.slotAddr, RKey: x.peer.slotKey, Imm: immDone | x.answers, Op: cgo.WriteImm}
-	n, err := x.push(wr[:])
-	if n == 1 {
+	told, err := x.tell(immDone | x.answers)
+	if told {
 		x.answers = 0
 	}
 	return err

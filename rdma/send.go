@@ -185,23 +185,28 @@ func (x *lane) announcement(w *transfer.Write, sum uint64) cgo.WR {
 	}
 }
 
-// giveBack gives slots back to the other end that were read, when there are enough of them and there is room to say so.
+// giveBackSlots gives slots back to the other end that were read, when there are enough of them and there is room to say so.
 func (x *lane) giveBackSlots() error {
 	if x.consumed < giveBack {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.failing || sendQueue-1 <= int(x.posted-x.completed) {
-		return nil // later, with a completion
-	}
-	var wr [1]cgo.WR
-	wr[0] = cgo.WR{Remote: x.peer.slotAddr, RKey: x.peer.slotKey, Imm: immSlots | uint32(x.consumed), Op: cgo.WriteImm}
-	n, err := x.push(wr[:])
-	if n == 1 {
+	told, err := x.tell(immSlots | uint32(x.consumed))
+	if told {
 		x.consumed = 0
 	}
 	return err
+}
+
+// tell posts an immediate that brings nothing along, when there is room for it: else it is to be tried again later, with
+// a completion.
+func (x *lane) tell(imm uint32) (told bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.failing || sendQueue-1 <= int(x.posted-x.completed) {
+		return false, nil
+	}
+	n, err := x.push([]cgo.WR{{Remote: x.peer.slotAddr, RKey: x.peer.slotKey, Imm: imm, Op: cgo.WriteImm}})
+	return n == 1, err
 }
 
 // reap ends the pieces of which everything is completed.
