@@ -45,9 +45,6 @@ func (s *Staging) FD() int { return s.mem.FD() }
 // Size is how many bytes it has.
 func (s *Staging) Size() uint64 { return s.mem.Size() }
 
-// Bytes is the memory, for whoever looks at it from the host.
-func (s *Staging) Bytes() []byte { return s.mem.Bytes() }
-
 // Close waits for the copies under way. No lease may go from or to the memory any more.
 func (s *Staging) Close() error {
 	s.mu.Lock()
@@ -67,9 +64,6 @@ func (s *Staging) Close() error {
 
 // Batch is copies under way.
 type Batch struct{ done *cgo.Event }
-
-// Done says whether they are through.
-func (b *Batch) Done() (bool, error) { return b.done.Done() }
 
 // Wait waits until they are, and ends the batch. It is to be called once.
 func (b *Batch) Wait() error { return errors.Join(b.done.Sync(), b.done.Close()) }
