@@ -77,6 +77,7 @@ func (s *scenario) boot(ctx context.Context, cancel func(), o *options, emu *emu
 		m := machine{scenario: s, number: i + 1, kernel: vmlinuz, initrd: initrd, dir: dir, accel: o.accel, emulator: emu, report: r}
 		wg.Go(func() {
 			err := m.run(ctx)
+			r.end()
 			if err == nil {
 				err = r.err()
 			}

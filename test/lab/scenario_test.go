@@ -91,7 +91,20 @@ const said = `=== RUN   TestA
     a_test.go:3: a figure
 --- PASS: TestA (0.01s)
     --- PASS: TestA/sub (0.01s)
+=== RUN   TestCUDA
+    cuda_test.go:7: no GPU
 --- SKIP: TestCUDA (0.00s)
+=== RUN   TestCUDAParts
+=== RUN   TestCUDAParts/one
+    cuda_test.go:8: no compiler
+=== RUN   TestCUDAParts/two
+    cuda_test.go:8: no compiler
+=== RUN   TestCUDAParts/three
+    cuda_test.go:8: a size
+--- PASS: TestCUDAParts (0.00s)
+    --- SKIP: TestCUDAParts/one (0.00s)
+    --- SKIP: TestCUDAParts/two (0.00s)
+    --- PASS: TestCUDAParts/three (0.00s)
 PASS
 `
 
@@ -103,11 +116,13 @@ func TestReport(t *testing.T) {
 		shown              []string
 		hidden             []string
 	}{
-		{name: "passed", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", shown: []string{"a figure", "SKIP: TestCUDA"}, hidden: []string{"===", "TestA ", "exit status"}},
-		{name: "verbose", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", verbose: true, shown: []string{"=== RUN", "PASS: TestA/sub"}},
-		{name: "skipped", text: said + "headrace-lab: exit status 0\n", err: "1 skipped", shown: []string{"nothing may skip"}},
+		{name: "passed", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", shown: []string{"a figure", "a size", "3 tests and parts of tests skipped that may: 2: no compiler; 1: no GPU\n"}, hidden: []string{"===", "TestA ", "exit status", "SKIP", "_test.go:7", "8: no compiler"}},
+		{name: "verbose", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", verbose: true, shown: []string{"=== RUN", "PASS: TestA/sub", "SKIP: TestCUDA ", "cuda_test.go:7: no GPU", "3 tests and parts"}},
+		{name: "skipped", text: said + "headrace-lab: exit status 0\n", err: "3 skipped", shown: []string{"nothing may skip"}},
 		{name: "skipped below", text: "    --- SKIP: TestA/sub (0.0s)\r\nheadrace-lab: exit status 0\n", err: "1 skipped"},
 		{name: "failed", text: "--- FAIL: TestA (0.01s)\nheadrace-lab: exit status 1\n", err: "1 tests failed", shown: []string{"FAIL: TestA"}},
+		{name: "failed, may skip", text: "=== RUN   TestCUDA\n    cuda_test.go:7: wrong\n--- FAIL: TestCUDA (0.01s)\nheadrace-lab: exit status 1\n", absent: "CUDA", err: "1 tests failed", shown: []string{"7: wrong\nvm2: --- FAIL: TestCUDA"}, hidden: []string{"skipped"}},
+		{name: "died, may skip", text: "=== RUN   TestCUDA\n    cuda_test.go:7: begun\npanic: x\nheadrace-lab: exit status 2\n", absent: "CUDA", err: "status 2", shown: []string{"panic: x", "7: begun"}},
 		{name: "command", text: "headrace-lab: exit status 3\n", err: "status 3"},
 		{name: "silent", text: "", err: "without a status"},
 		{name: "nothing", text: "testing: warning: no tests to run\nheadrace-lab: exit status 0\n", err: "ran no test"},
@@ -122,6 +137,7 @@ func TestReport(t *testing.T) {
 			for line := range strings.Lines(c.text) {
 				r.line(strings.TrimSuffix(line, "\n"))
 			}
+			r.end()
 			if err := r.err(); (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("error %v, want %q", err, c.err)
 			}
