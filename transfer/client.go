@@ -213,11 +213,11 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	if len(r.Meta) > e.cfg.Limits.MetaBytes {
 		return 0, fmt.Errorf("%w: %d bytes of meta, at most %d", ErrLimit, len(r.Meta), e.cfg.Limits.MetaBytes)
 	}
-	need := blocksOf(r.Tokens, lay.BlockTokens)
-	if r.Tokens == 0 || uint64(len(r.Blocks)) != uint64(need) || len(r.Blocks) > e.cfg.Limits.Blocks {
+	blocks := declared{need: blocksOf(r.Tokens, lay.BlockTokens)}
+	if r.Tokens == 0 || len(r.Blocks) > int(blocks.need) || int(blocks.need) > e.cfg.Limits.Blocks {
 		return 0, fmt.Errorf("%w: %d blocks of %d tokens for %d tokens, at most %d", ErrInvalid, len(r.Blocks), lay.BlockTokens, r.Tokens, e.cfg.Limits.Blocks)
 	}
-	if err := checkBlocks(r.Blocks, lay.Blocks); err != nil {
+	if err := blocks.extend(r.Blocks, lay.Blocks); err != nil {
 		return 0, err
 	}
 	if why := e.book.buried(t.Nonce, e.now()); why != "" {
@@ -227,8 +227,8 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 		return 0, ErrDraining
 	}
 	l := &sourceLease{
-		addr:   r.Peer,
-		blocks: append([]uint32(nil), r.Blocks...), meta: append([]byte(nil), r.Meta...), flying: make(map[uint32]*flight), laneSent: make(map[int]uint64),
+		addr: r.Peer, blocks: blocks,
+		meta: append([]byte(nil), r.Meta...), flying: make(map[uint32]*flight), laneSent: make(map[int]uint64),
 	}
 	if err := e.initLease(&l.lease, c, t, r.Ticket, r.Tokens); err != nil {
 		return 0, err
@@ -244,21 +244,6 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 		l.fail("%v", ErrClosed)
 	}
 	return l.id, nil
-}
-
-// checkBlocks refuses ids that are out of range or listed twice.
-func checkBlocks(blocks []uint32, limit uint32) error {
-	seen := make(map[uint32]struct{}, len(blocks))
-	for _, b := range blocks {
-		if b >= limit {
-			return fmt.Errorf("%w: block %d, the region has %d", ErrInvalid, b, limit)
-		}
-		seen[b] = struct{}{}
-	}
-	if len(seen) != len(blocks) {
-		return fmt.Errorf("%w: a block is listed twice", ErrInvalid)
-	}
-	return nil
 }
 
 // spawn runs f in a goroutine that Close waits for, unless the engine is closed.

@@ -77,7 +77,7 @@ type Event struct {
 }
 
 // Unit names whole blocks of a request: block indexes [First, First+Count) of the request, in source blocks, of one layer;
-// of all source regions, or of one.
+// or of AllLayers; of all source regions, or of one.
 type Unit struct {
 	Layer, First, Count uint32
 	Shard               uint32 // 0: all regions of the lease; n: the n-th of them only, counted from 1
@@ -89,7 +89,7 @@ type PresentReq struct {
 	Peer    string     // host:port of D's daemon; unused when D's node is this one
 	Regions []RegionID // where the source blocks lie: a shard set, one region a tensor-parallel rank, in order of rank
 	Tokens  uint32     // of the request, whose KV will be pushed
-	Blocks  []uint32   // source block ids in the request's order: block i holds tokens [i*BlockTokens, (i+1)*BlockTokens)
+	Blocks  []uint32   // source block ids in the request's order: block i holds tokens [i*BlockTokens, (i+1)*BlockTokens); the rest by Extend
 	Meta    []byte     // opaque to daemons, handed to D's engine with EventPresented
 }
 

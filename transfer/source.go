@@ -10,11 +10,11 @@ import (
 // sourceLease is P's side: what was pushed, what is on its way, what landed.
 type sourceLease struct {
 	lease
-	blocks []uint32 // source block ids of the request
-	meta   []byte
-	addr   string // of D's daemon
+	meta []byte
+	addr string // of D's daemon
 
 	// All below is guarded by lease.mu.
+	blocks    declared
 	target    LeaseID // D's id of the lease, since bound
 	epoch     uint64  // of D's daemon
 	dstBlocks []uint32
@@ -81,27 +81,22 @@ func (l *sourceLease) push(units []Unit, seq uint64, now bool) error {
 	if len(units) == 0 || len(units) > limits.UnitsPerPush {
 		return fmt.Errorf("%w: %d unit ranges in one push, need 1 to %d", ErrInvalid, len(units), limits.UnitsPerPush)
 	}
-	blocks, layers := uint32(len(l.blocks)), l.regions[0].layout.Layers
-	for _, u := range units {
-		if u.Layer >= layers || u.Count == 0 || u.First >= blocks || u.Count > blocks-u.First {
-			return fmt.Errorf("%w: units %d+%d of layer %d, the request has %d blocks and %d layers", ErrInvalid, u.First, u.Count, u.Layer, blocks, layers)
-		}
-		if u.Shard > uint32(len(l.regions)) {
-			return fmt.Errorf("%w: units of region number %d, the lease has %d", ErrInvalid, u.Shard, len(l.regions))
-		}
-	}
 	l.mu.Lock()
 	if !l.living() {
 		l.mu.Unlock()
 		return ErrLeaseEnded
 	}
-	if l.pushes >= limits.PushesPerLease || l.waiting+len(units) > 4*limits.UnitsPerPush {
-		l.mu.Unlock()
-		return fmt.Errorf("%w: %d pushes with %d unit ranges of this lease wait", ErrLimit, l.pushes, l.waiting)
+	ranges, err := l.checkUnits(units)
+	if err == nil && (l.pushes >= limits.PushesPerLease || l.waiting+ranges > 4*limits.UnitsPerPush) {
+		err = fmt.Errorf("%w: %d pushes with %d unit ranges of this lease wait", ErrLimit, l.pushes, l.waiting)
 	}
-	l.waiting += len(units)
+	if err != nil {
+		l.mu.Unlock()
+		return err
+	}
+	l.waiting += ranges
 	l.pushes++
-	p := &push{seq: seq, units: append([]Unit(nil), units...)}
+	p := &push{seq: seq, units: l.eachLayer(units, ranges)}
 	ch := l.ch
 	if l.state == LeaseOpen {
 		l.early = append(l.early, p)
@@ -177,6 +172,7 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 	l.laneSent[lane] += 0 // told at the hand-off even if it never gets a piece through
 	more = len(l.queue)+len(l.retry) > 0
 	check := f.altered > 0 || l.ch.checks()
+	blocks := l.blocks.ids
 	l.mu.Unlock()
 	// What follows is fixed since the lease was bound.
 	pair := l.geom.pair(&f.piece)
@@ -184,7 +180,7 @@ func (l *sourceLease) take(lane int, w *Write) (ok, more bool) {
 	if len(l.keys) > 0 {
 		w.Key = l.keys[pair.Dst]
 	}
-	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, l.blocks, l.dstBlocks)
+	w.Runs = l.geom.appendRuns(w.Runs, &w.Piece, blocks, l.dstBlocks)
 	return true, more
 }
 
@@ -394,6 +390,9 @@ func (l *sourceLease) giveHandoff(record []byte) error {
 	}
 	if l.handoff != handoffNone {
 		return fmt.Errorf("%w: the lease has its record already", ErrInvalid)
+	}
+	if !l.blocks.complete() {
+		return fmt.Errorf("%w: the request has %d of its %d blocks: extend it before the hand-off", ErrInvalid, len(l.blocks.ids), l.blocks.need)
 	}
 	l.record = append([]byte(nil), record...)
 	l.handoff = handoffGiven

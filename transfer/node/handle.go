@@ -39,6 +39,8 @@ func (c *conn) handle(f *wire.Frame) {
 	case wire.Present:
 		id, err := c.client.Present(transfer.PresentReq{Ticket: m.Ticket, Peer: m.Peer, Regions: regions(m.Regions), Tokens: m.Tokens, Blocks: m.Blocks, Meta: m.Meta})
 		answer(uint64(id), err)
+	case wire.Extend:
+		answer(0, c.client.Extend(transfer.LeaseID(m.Lease), m.Blocks))
 	case wire.SetupRing:
 		fds := f.FDs
 		f.FDs = nil // it takes them over, also when it fails

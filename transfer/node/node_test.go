@@ -208,7 +208,7 @@ func TestRefusedTickets(t *testing.T) {
 		"no such D":   func(a *attempt) { *a = *newAttempt(p, d, func(t *ticket.Ticket) { t.DEngine = "x" }) },
 		"no region":   func(a *attempt) { a.p.region += 100 },
 		"block range": func(a *attempt) { a.from[0] = 1 << 20 },
-		"few blocks":  func(a *attempt) { a.from = a.from[:1] },
+		"more blocks": func(a *attempt) { a.tokens -= 16 },
 		"no tokens":   func(a *attempt) { a.tokens = 0 },
 		"nobody": func(a *attempt) {
 			*a = *newAttempt(p, d, func(t *ticket.Ticket) { t.DNode = "node-c" })

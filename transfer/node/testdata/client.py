@@ -18,8 +18,9 @@ import sys
 
 HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, request id
 EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
-HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING, REGISTER_DMABUF = (
-    0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C, 0x0D)
+HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING, REGISTER_DMABUF, EXTEND = (
+    0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C, 0x0D, 0x0E)
+ALL_LAYERS = 0xFFFFFFFF
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
 PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE, DRAINING = range(0x81, 0x89)
 QUIET = 1
@@ -121,6 +122,10 @@ class Daemon:
         head = struct.pack("<IIIHHHHI", tokens, len(blocks), len(meta), len(ticket), len(peer), len(regions), 0, 0)
         ids = struct.pack(f"<{len(regions)}Q{len(blocks)}I", *regions, *blocks)
         return self.answer(self.send(PRESENT, head + ids + ticket + peer + meta))
+
+    def extend(self, lease, blocks):
+        """Blocks that were taken since: present may have said fewer than the tokens need."""
+        return self.answer(self.send(EXTEND, struct.pack(f"<QII{len(blocks)}I", lease, len(blocks), 0, *blocks)))
 
     def push(self, lease, units, seq):
         """Units are (layer, first block, blocks, shard): shard 0 is all regions. Quiet: only a refusal is answered, and
@@ -225,14 +230,15 @@ def main(path, engine_id, peer, ticket, form="ring"):
         except Refused as e:
             refusal = str(e)
         regions.append(daemon.register(fd, size, layout(blocks, tokens, head_bytes, rank, 2)))
-    lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [1], b"from python")
+    lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [], b"from python")
+    daemon.extend(lease, [1])
     bound = daemon.event(BOUND)
-    if ring and ring.push(lease, [(0, 0, 1, 0)], 41):
+    if ring and ring.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41):
         pushed = ring.completion()
         if pushed["status"] or pushed["nonce"] != bound["nonce"]:
             raise Refused(f"push: {pushed}")
     else:
-        daemon.push(lease, [(0, 0, 1, 0)], 41)
+        daemon.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41)
         pushed = daemon.event(PUSHED)
     daemon.handoff(lease, b"record of python")
     daemon.event(SETTLED)

@@ -37,6 +37,7 @@ func FuzzRegisterRegion(f *testing.F) { fuzz(f, TypeRegisterRegion) }
 func FuzzRegisterDMABuf(f *testing.F) { fuzz(f, TypeRegisterDMABuf) }
 func FuzzRemoveRegion(f *testing.F)   { fuzz(f, TypeRemoveRegion) }
 func FuzzPresent(f *testing.F)        { fuzz(f, TypePresent) }
+func FuzzExtend(f *testing.F)         { fuzz(f, TypeExtend) }
 func FuzzPush(f *testing.F)           { fuzz(f, TypePush) }
 func FuzzHandoff(f *testing.F)        { fuzz(f, TypeHandoff) }
 func FuzzBind(f *testing.F)           { fuzz(f, TypeBind) }

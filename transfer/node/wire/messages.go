@@ -58,8 +58,14 @@ type Present struct {
 	Blocks  []uint32
 }
 
-// Unit is Count blocks of one layer, from the request's block First on: in all regions of the lease where Shard is 0,
-// else in the Shard-th only.
+// Extend appends blocks to those of Present.
+type Extend struct {
+	Lease  uint64
+	Blocks []uint32
+}
+
+// Unit is Count blocks of one layer, or of all (transfer.AllLayers), from the request's block First on: in all regions of
+// the lease where Shard is 0, else in the Shard-th only.
 type Unit struct{ Layer, First, Count, Shard uint32 }
 
 // Push says that units are complete in memory and may be sent.
@@ -134,6 +140,7 @@ func (RegisterRegion) Type() Type { return TypeRegisterRegion }
 func (RegisterDMABuf) Type() Type { return TypeRegisterDMABuf }
 func (RemoveRegion) Type() Type   { return TypeRemoveRegion }
 func (Present) Type() Type        { return TypePresent }
+func (Extend) Type() Type         { return TypeExtend }
 func (Push) Type() Type           { return TypePush }
 func (Handoff) Type() Type        { return TypeHandoff }
 func (Bind) Type() Type           { return TypeBind }
@@ -166,6 +173,7 @@ func (m Present) Check() error {
 	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
 		checkLen("meta", len(m.Meta), MaxMeta), checkLen("block list", len(m.Blocks), MaxBlocks))
 }
+func (m Extend) Check() error  { return checkLen("block list", len(m.Blocks), MaxBlocks) }
 func (m Push) Check() error    { return checkLen("unit list", len(m.Units), MaxUnits) }
 func (m Handoff) Check() error { return checkLen("record", len(m.Record), MaxRecord) }
 func (m Bind) Check() error {
@@ -246,6 +254,13 @@ func (m Present) append(b []byte) []byte {
 	b = append(b, m.Ticket...)
 	b = append(b, m.Peer...)
 	return append(b, m.Meta...)
+}
+
+func (m Extend) append(b []byte) []byte {
+	b = le.AppendUint64(b, m.Lease)
+	b = le.AppendUint32(b, uint32(len(m.Blocks)))
+	b = append(b, 0, 0, 0, 0)
+	return appendU32s(b, m.Blocks)
 }
 
 func (m Push) append(b []byte) []byte {

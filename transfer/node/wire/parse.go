@@ -59,7 +59,14 @@ var parsers = map[Type]func(*decoder) Message{
 	},
 	TypeRemoveRegion: func(d *decoder) Message { return RemoveRegion{Region: d.u64()} },
 	TypePresent:      parsePresent,
-	TypePush:         parsePush,
+	TypeExtend: func(d *decoder) Message {
+		m := Extend{Lease: d.u64()}
+		blocks := d.size("block list", d.u32(), MaxBlocks)
+		d.zero32()
+		m.Blocks = d.u32s(blocks)
+		return m
+	},
+	TypePush: parsePush,
 	TypeHandoff: func(d *decoder) Message {
 		m := Handoff{Lease: d.u64()}
 		n := d.size("record", d.u32(), MaxRecord)

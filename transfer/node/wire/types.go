@@ -29,7 +29,7 @@ const (
 	MaxPayload = 2 << 20 // bytes after the header
 	MaxRecord  = 1 << 20 // bytes of a hand-off record
 	MaxMeta    = 64 << 10
-	MaxBlocks  = 1 << 16 // block ids in PRESENT or BIND
+	MaxBlocks  = 1 << 16 // block ids in PRESENT, EXTEND or BIND
 	MaxUnits   = 1 << 16 // units in PUSH
 	MaxRegions = 64      // of a shard set, in PRESENT or BIND
 	MaxTicket  = 512
@@ -58,6 +58,7 @@ const (
 	TypeStatus         Type = 0x0b
 	TypeSetupRing      Type = 0x0c
 	TypeRegisterDMABuf Type = 0x0d
+	TypeExtend         Type = 0x0e
 )
 
 // Answers, daemon to engine, carrying the id of their request.
@@ -85,8 +86,8 @@ var typeNames = map[Type]string{
 	TypeHello: "HELLO", TypeRegisterRegion: "REGISTER_REGION", TypeRemoveRegion: "REMOVE_REGION",
 	TypePresent: "PRESENT", TypePush: "PUSH", TypeHandoff: "HANDOFF", TypeBind: "BIND",
 	TypeRefuse: "REFUSE", TypeRevoke: "REVOKE", TypePing: "PING", TypeStatus: "STATUS", TypeSetupRing: "SETUP_RING",
-	TypeRegisterDMABuf: "REGISTER_DMABUF",
-	TypeHelloOK:        "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
+	TypeRegisterDMABuf: "REGISTER_DMABUF", TypeExtend: "EXTEND",
+	TypeHelloOK: "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
 	TypePresented: "PRESENTED", TypeBound: "BOUND", TypeRefused: "REFUSED", TypePushed: "PUSHED",
 	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE", TypeDraining: "DRAINING",
 }
@@ -102,7 +103,7 @@ func (t Type) String() string {
 func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeDraining }
 
 // IsRequest tells what an engine may send.
-func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeRegisterDMABuf }
+func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeExtend }
 
 // FlagQuiet on a PUSH asks for no OK: only a refusal is answered. It saves engines that push every
 // layer an answer they would not look at; the PUSHED event comes all the same.
