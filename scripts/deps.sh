@@ -4,6 +4,7 @@
 #   scripts/deps.sh test    what the tests need as well
 #   scripts/deps.sh bench   what the benchmarks measure themselves beside
 #   scripts/deps.sh lab     what the soft-RoCE lab needs (make lab)
+#   scripts/deps.sh vllm    what a real vLLM on the CPU needs (make vllm)
 set -euo pipefail
 
 level=${1:-run}
@@ -32,6 +33,15 @@ fi
 if [ "$level" = bench ]; then
 	command -v iperf3 >/dev/null || wished+=(iperf3)
 	has_venv || wished+=(python3-venv)
+fi
+if [ "$level" = vllm ]; then
+	compiles || needed+=(gcc libc6-dev)
+	{ command -v nm && command -v readelf; } >/dev/null || needed+=(binutils)
+	command -v flock >/dev/null || needed+=(util-linux)
+	compgen -G '/usr/lib/*/libnuma.so.1' >/dev/null || compgen -G '/usr/lib*/libnuma.so.1' >/dev/null || needed+=(libnuma1)
+	# Its wheels are for CPython 3.11: Debian 12's own.
+	has_python311() { for p in python3.11 python3; do "$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && return; done; return 1; }
+	has_python311 || needed+=(python3.11 python3.11-venv)
 fi
 if [ "$level" = lab ]; then
 	compiles || needed+=(gcc libc6-dev)
