@@ -50,7 +50,7 @@ deps-test:
 	scripts/deps.sh test
 
 .PHONY: test
-test: deps-test build model generate-check lint unit nocgo e2e ## run everything
+test: deps-test build model generate-check lint unit nocgo pytest e2e ## run everything
 
 .PHONY: unit
 unit: model ## run the Go tests under the race detector
@@ -60,6 +60,10 @@ unit: model ## run the Go tests under the race detector
 nocgo: ## build everything without cgo, and test what differs
 	CGO_ENABLED=0 go build ./...
 	CGO_ENABLED=0 go test ./cgo ./internal/doctor
+
+.PHONY: pytest
+pytest: deps-test build ## check the Python package connectors/vllm (ARGS of pytest)
+	scripts/pytest.sh $(ARGS)
 
 .PHONY: e2e
 e2e: deps-test build model ## drive the real binary end to end, with the openai client too
