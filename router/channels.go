@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -124,8 +125,9 @@ func (c *channels) ask(ctx context.Context) int {
 // nodeStatus is what is read of a daemon's /status.
 type nodeStatus struct {
 	Engines []struct {
-		ID      string `json:"engine_id"`
-		Regions []struct {
+		ID       string `json:"engine_id"`
+		MemberOf string `json:"member_of"` // the engine whose rank it is
+		Regions  []struct {
 			Bytes  float64 `json:"bytes"`
 			Blocks float64 `json:"blocks"`
 		} `json:"regions"`
@@ -170,7 +172,7 @@ func (s *nodeStatus) figures(now time.Time, before *nodeFigures) *nodeFigures {
 	for _, e := range s.Engines {
 		for _, r := range e.Regions {
 			if r.Blocks > 0 {
-				f.tokens[e.ID] += r.Bytes / r.Blocks
+				f.tokens[cmp.Or(e.MemberOf, e.ID)] += r.Bytes / r.Blocks
 			}
 		}
 	}

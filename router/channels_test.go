@@ -34,7 +34,7 @@ func TestChannelsAreAskedFor(t *testing.T) {
 			http.Error(w, "no", http.StatusServiceUnavailable)
 			return
 		}
-		fmt.Fprintf(w, `{"engines":[{"engine_id":"p","regions":[{"bytes":64000,"blocks":10},{"bytes":64000,"blocks":10}]}],
+		fmt.Fprintf(w, `{"engines":[{"engine_id":"p","regions":[{"bytes":64000,"blocks":10}]},{"engine_id":"p/1","member_of":"p","regions":[{"bytes":64000,"blocks":10}]}],
 			"channels":[{"peer_node":"far","lanes_up":2,"speed_bytes_per_s":1e9,"backlog_bytes":5000,"rtt_us":300,"wire":{"sent_packets":%d,"retransmitted_packets":%d,"rtt_us":150}},
 			{"peer_node":"gone","lanes_up":0,"speed_bytes_per_s":1}]}`, sent.Load(), again.Load())
 	}))

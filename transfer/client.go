@@ -6,24 +6,26 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
-// Client is one attached inference engine: its regions and its leases.
+// Client is one attached inference engine: its regions and its leases. Or it is a member of one: then it has regions alone.
 type Client struct {
-	e    *Engine
-	id   string
-	ev   func(Event)
-	gone chan struct{} // closed when Close is through
+	e     *Engine
+	id    string
+	owner uint32
+	of    atomic.Pointer[string] // the engine it is a member of
+	ev    func(Event)
+	gone  chan struct{} // closed when Close is through
 
 	evMu sync.Mutex
 
-	mu      sync.Mutex // a leaf: nothing is locked under it
+	mu      sync.Mutex // nothing is locked under it but regions
 	closed  bool
 	regions map[RegionID]*Region
-	closing map[RegionID]bool
 	leases  map[LeaseID]*lease
 	nonces  map[[16]byte][]*lease
 }
@@ -49,10 +51,8 @@ func (c *Client) add(l *lease, regions []*Region) error {
 			return ErrTicketUsed
 		}
 	}
-	for _, r := range regions {
-		if c.regions[r.id] != r || c.closing[r.id] {
-			return ErrUnknownRegion
-		}
+	if err := holdAll(regions, l); err != nil {
+		return err
 	}
 	l.regions = regions
 	c.leases[l.id] = l
@@ -132,6 +132,7 @@ func (c *Client) addRegion(r *Region, flags RegionFlags) (_ RegionID, err error)
 	case len(c.regions) >= c.e.cfg.Limits.RegionsPerClient:
 		err = fmt.Errorf("%w: engine %q has %d regions", ErrLimit, c.id, len(c.regions))
 	default:
+		r.client = c
 		c.regions[r.id] = r
 	}
 	c.mu.Unlock()
@@ -151,7 +152,7 @@ func (c *Client) shards(ids []RegionID) ([]*Region, error) {
 	}
 	rs := make([]*Region, len(ids))
 	for i, id := range ids {
-		if rs[i] = c.regions[id]; rs[i] == nil || c.closing[id] {
+		if rs[i] = c.regions[id]; rs[i] == nil {
 			return nil, fmt.Errorf("%w: %d", ErrUnknownRegion, id)
 		}
 		if slices.Contains(ids[:i], id) {
@@ -165,24 +166,12 @@ func (c *Client) shards(ids []RegionID) ([]*Region, error) {
 func (c *Client) RemoveRegion(id RegionID) error {
 	c.mu.Lock()
 	r := c.regions[id]
-	if r == nil || c.closing[id] {
-		c.mu.Unlock()
-		return fmt.Errorf("%w: %d", ErrUnknownRegion, id)
-	}
-	c.closing[id] = true
-	var leases []*lease
-	for _, l := range c.leases {
-		if slices.Contains(l.regions, r) {
-			leases = append(leases, l)
-		}
-	}
 	c.mu.Unlock()
-	for _, l := range leases {
-		l.fail("its region was removed")
+	if r == nil || !r.retire("its region was removed") {
+		return fmt.Errorf("%w: %d", ErrUnknownRegion, id)
 	}
 	c.mu.Lock()
 	delete(c.regions, id)
-	delete(c.closing, id)
 	c.mu.Unlock()
 	return r.close()
 }
@@ -197,9 +186,10 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	if t.PNode != e.cfg.NodeID || t.PEngine != c.id {
 		return 0, fmt.Errorf("%w: prefill engine %q on %q, this is %q on %q", ErrWrongTicket, t.PEngine, t.PNode, c.id, e.cfg.NodeID)
 	}
-	c.mu.Lock()
-	regions, err := c.shards(r.Regions)
-	c.mu.Unlock()
+	if err := c.alone(); err != nil {
+		return 0, err
+	}
+	regions, err := c.lent(r.Regions)
 	if err != nil {
 		return 0, err
 	}
@@ -236,7 +226,7 @@ func (c *Client) Present(r PresentReq) (LeaseID, error) {
 	l.src = l
 	if err := c.add(&l.lease, regions); err != nil {
 		e.leases.Add(-1)
-		return 0, err
+		return 0, orMissing(err, r.Regions)
 	}
 	l.startTimer()
 	e.totals.presented.Add(1)
@@ -296,22 +286,23 @@ func (l *sourceLease) present() {
 }
 
 // Push (P) sends units whose KV is complete. It may be called before EventBound. EventPushed with seq answers when all of
-// them landed. The blocks' bytes must not change until the lease ended.
+// them landed. The blocks' bytes must not change until the lease ended. A member pushes for its engine's lease, from its
+// own regions alone, and is answered itself.
 func (c *Client) Push(id LeaseID, units []Unit, seq uint64) error {
-	l, err := c.source(id)
+	l, err := c.pushed(id)
 	if err != nil {
 		return err
 	}
-	return l.push(units, seq, false)
+	return l.push(c, units, seq, false)
 }
 
 // PushNow is Push by a goroutine that may as well send a small push itself. It waits for no peer either.
 func (c *Client) PushNow(id LeaseID, units []Unit, seq uint64) error {
-	l, err := c.source(id)
+	l, err := c.pushed(id)
 	if err != nil {
 		return err
 	}
-	return l.push(units, seq, true)
+	return l.push(c, units, seq, true)
 }
 
 // Handoff (P) gives the record that D gets when the lease settles. It is sent when every wanted unit has been.
@@ -333,26 +324,28 @@ func (c *Client) Bind(r BindReq) (LeaseID, error) {
 	if l == nil {
 		return 0, ErrNotPresented
 	}
-	c.mu.Lock()
-	regions, err := c.shards(r.Regions)
-	switch {
-	case err != nil:
-	case l.regions != nil:
-		err = fmt.Errorf("%w: it is bound", ErrTicketUsed)
-	default:
-		l.regions = regions // from now on RemoveRegion ends the lease
-	}
-	c.mu.Unlock()
+	regions, err := c.lent(r.Regions)
 	if err != nil {
 		return 0, err
 	}
+	c.mu.Lock()
+	if l.regions != nil {
+		err = fmt.Errorf("%w: it is bound", ErrTicketUsed)
+	} else if err = holdAll(regions, &l.lease); err == nil {
+		l.regions = regions // from now on who takes a region back ends the lease
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return 0, orMissing(err, r.Regions)
+	}
 	m, err := l.bind(regions, &r)
 	if err != nil {
-		c.mu.Lock()
 		if !errors.Is(err, ErrTicketUsed) {
+			c.mu.Lock()
 			l.regions = nil
+			c.mu.Unlock()
+			releaseAll(regions, &l.lease)
 		}
-		c.mu.Unlock()
 		return 0, err
 	}
 	tell := func() { l.ch.out.send(m.frame(l.sourceID)) }
@@ -391,7 +384,7 @@ func (c *Client) Refuse(b []byte, reason string) error {
 // Revoke ends a lease. When it returns, no byte lands in its blocks and none is read from them any more; the peer is told.
 // EventEnded was sent by then. A lease that has ended already gives ErrLeaseEnded or ErrUnknownLease: it is fenced too.
 func (c *Client) Revoke(id LeaseID, reason string) error {
-	l, err := c.lease(id)
+	l, err := c.revocable(id)
 	if err != nil {
 		return err
 	}
@@ -413,6 +406,9 @@ const buriedLife = 10 * time.Minute
 
 // RevokeTicket is Revoke for who knows the ticket only. A ticket that has not been presented yet will be refused when it is.
 func (c *Client) RevokeTicket(nonce [16]byte, reason string) error {
+	if err := c.alone(); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	leases := append([]*lease(nil), c.nonces[nonce]...)
 	c.mu.Unlock()
@@ -442,22 +438,28 @@ func (c *Client) close(reason string) error {
 		leases = append(leases, l)
 	}
 	var regions []*Region
-	for id, r := range c.regions {
-		if !c.closing[id] { // else RemoveRegion has it
-			regions = append(regions, r)
-			delete(c.regions, id)
-		}
+	for _, r := range c.regions {
+		regions = append(regions, r)
 	}
+	clear(c.regions)
 	c.mu.Unlock()
+	if c.MemberOf() != "" { // it is its engine's leases that hear of it
+		reason = fmt.Sprintf("rank process %q: %s", c.id, reason)
+	}
 	var wg sync.WaitGroup
 	for _, l := range leases {
 		wg.Go(func() { l.fail("%s", reason) })
 	}
 	wg.Wait()
-	var errs []error
-	for _, r := range regions {
-		errs = append(errs, r.close())
+	errs := make([]error, len(regions))
+	for i, r := range regions {
+		wg.Go(func() {
+			if r.retire(reason) { // else RemoveRegion has it
+				errs[i] = r.close()
+			}
+		})
 	}
+	wg.Wait()
 	c.e.mu.Lock()
 	if c.e.clients[c.id] == c {
 		delete(c.e.clients, c.id)

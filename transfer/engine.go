@@ -314,29 +314,7 @@ func (e *Engine) initLease(l *lease, c *Client, t ticket.Ticket, raw []byte, tok
 // Attach adds an inference engine. Events are delivered by calling ev, one at a time and in order; ev must neither block
 // nor call into the Engine or the Client. A second Attach with the same id is refused while the first one lives.
 func (e *Engine) Attach(engineID string, ev func(Event)) (*Client, error) {
-	if engineID == "" || len(engineID) > ticket.IDMax {
-		return nil, fmt.Errorf("%w: engine id of %d bytes, need 1 to %d", ErrInvalid, len(engineID), ticket.IDMax)
-	}
-	if ev == nil {
-		return nil, fmt.Errorf("%w: no event function", ErrInvalid)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.closed:
-		return nil, ErrClosed
-	case e.clients[engineID] != nil:
-		return nil, fmt.Errorf("attach engine %q: %w", engineID, ErrAttached)
-	case len(e.clients) >= e.cfg.Limits.Clients:
-		return nil, fmt.Errorf("attach engine %q: %w: %d engines", engineID, ErrLimit, len(e.clients))
-	}
-	c := &Client{
-		e: e, id: engineID, ev: ev, gone: make(chan struct{}), regions: make(map[RegionID]*Region), closing: make(map[RegionID]bool),
-		leases: make(map[LeaseID]*lease), nonces: make(map[[16]byte][]*lease),
-	}
-	e.clients[engineID] = c
-	e.drain.arrive(engineID)
-	return c, nil
+	return e.AttachAs(engineID, 0, ev)
 }
 
 // Close fences all leases, closes clients, channels, the listener and the transports, and waits for every goroutine.

@@ -62,8 +62,9 @@ func (c *Client) Extend(id LeaseID, blocks []uint32) error {
 	return l.blocks.extend(blocks, l.regions[0].layout.Blocks)
 }
 
-// checkUnits says what is wrong with the units of a push, and how many unit ranges of one layer they are. l.mu is held.
-func (l *sourceLease) checkUnits(units []Unit) (ranges int, err error) {
+// checkUnits says what is wrong with the units of a push, and how many unit ranges of one layer and region they are. Own are
+// the regions of a member that pushes. l.mu is held.
+func (l *sourceLease) checkUnits(units []Unit, own []uint32) (ranges int, err error) {
 	blocks, layers := uint32(len(l.blocks.ids)), l.regions[0].layout.Layers
 	for _, u := range units {
 		if u.Layer >= layers && u.Layer != AllLayers || u.Count == 0 || u.First >= blocks || u.Count > blocks-u.First {
@@ -72,6 +73,9 @@ func (l *sourceLease) checkUnits(units []Unit) (ranges int, err error) {
 			}
 			return 0, fmt.Errorf("%w: units %d+%d of layer %d, the request has %d blocks and %d layers", ErrInvalid, u.First, u.Count, u.Layer, blocks, layers)
 		}
+		if own != nil && u.Shard != 0 {
+			return 0, fmt.Errorf("%w: units of region number %d: a member pushes from its own, and says 0", ErrInvalid, u.Shard)
+		}
 		if u.Shard > uint32(len(l.regions)) {
 			return 0, fmt.Errorf("%w: units of region number %d, the lease has %d", ErrInvalid, u.Shard, len(l.regions))
 		}
@@ -79,19 +83,24 @@ func (l *sourceLease) checkUnits(units []Unit) (ranges int, err error) {
 			ranges += int(layers) - 1
 		}
 	}
-	return ranges, nil
+	return ranges * max(1, len(own)), nil
 }
 
-// eachLayer gives units of one layer each.
-func (l *sourceLease) eachLayer(units []Unit, ranges int) []Unit {
+// expand gives units of one layer, and of one of a member's regions, each.
+func (l *sourceLease) expand(units []Unit, own []uint32, ranges int) []Unit {
 	out := make([]Unit, 0, ranges)
 	for _, u := range units {
-		if u.Layer != AllLayers {
-			out = append(out, u)
-			continue
+		first, end := u.Layer, u.Layer+1
+		if u.Layer == AllLayers {
+			first, end = 0, l.regions[0].layout.Layers
 		}
-		for u.Layer = range l.regions[0].layout.Layers {
-			out = append(out, u)
+		for u.Layer = first; u.Layer < end; u.Layer++ {
+			if own == nil {
+				out = append(out, u)
+			}
+			for _, u.Shard = range own {
+				out = append(out, u)
+			}
 		}
 	}
 	return out

@@ -191,6 +191,10 @@ func (l *lease) detach(ch *channel) {
 		l.dst.giveBack()
 	}
 	l.client.drop(l)
+	l.client.mu.Lock()
+	regions := l.regions
+	l.client.mu.Unlock()
+	releaseAll(regions, l)
 	l.e.leases.Add(-1)
 }
 

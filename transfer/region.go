@@ -19,6 +19,7 @@ import (
 // (debug.SetPanicOnFault).
 type Region struct {
 	id       RegionID
+	client   *Client // that lent it
 	layout   Layout
 	size     uint64
 	mem      []byte  // exactly the registered size; nil of a device's memory
@@ -33,8 +34,86 @@ type Region struct {
 	mapMu   sync.Mutex // held while the region is populated or unmapped
 	mapping []byte
 
-	mu   sync.Mutex
-	lent map[uint32]LeaseID // destination blocks in the hands of a living lease
+	mu    sync.Mutex          // a leaf
+	lent  map[uint32]LeaseID  // destination blocks in the hands of a living lease
+	users map[*lease]struct{} // leases that it is of; whoever finds one here may end it
+	going bool                // it is being removed: no lease takes it any more
+	idle  chan struct{}       // since it goes: closed when the last lease has let go of it
+}
+
+// hold makes the region one of a lease's.
+func (r *Region) hold(l *lease) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.going {
+		return fmt.Errorf("%w: %d", ErrUnknownRegion, r.id)
+	}
+	if r.users == nil {
+		r.users = make(map[*lease]struct{})
+	}
+	r.users[l] = struct{}{}
+	return nil
+}
+
+// release lets go of the region, once or again.
+func (r *Region) release(l *lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.users, l)
+	if r.idle != nil && len(r.users) == 0 {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+func (r *Region) retiring() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.going
+}
+
+// retire ends the region's leases, whosever they are, and returns when they have let go of it. It is false for who comes
+// second, and does not wait then.
+func (r *Region) retire(reason string) bool {
+	r.mu.Lock()
+	if r.going {
+		r.mu.Unlock()
+		return false
+	}
+	r.going = true
+	idle := make(chan struct{})
+	var users []*lease
+	for l := range r.users {
+		users = append(users, l)
+	}
+	if len(users) == 0 {
+		close(idle)
+	} else {
+		r.idle = idle
+	}
+	r.mu.Unlock()
+	for _, l := range users {
+		l.fail("%s", reason)
+	}
+	<-idle
+	return true
+}
+
+// holdAll holds all regions of a set, or none.
+func holdAll(rs []*Region, l *lease) error {
+	for i, r := range rs {
+		if err := r.hold(l); err != nil {
+			releaseAll(rs[:i], l)
+			return err
+		}
+	}
+	return nil
+}
+
+func releaseAll(rs []*Region, l *lease) {
+	for _, r := range rs {
+		r.release(l)
+	}
 }
 
 // ID names the region.

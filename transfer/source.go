@@ -48,6 +48,7 @@ const (
 
 // push is one call of Push.
 type push struct {
+	by    *Client // who pushed, and hears of it
 	seq   uint64
 	units []Unit
 	left  uint64 // bytes that have not landed
@@ -76,17 +77,21 @@ type flight struct {
 const pushNowMax = 128 << 10
 
 // push queues units. The caller has checked that the lease lives. With now it may send them itself.
-func (l *sourceLease) push(units []Unit, seq uint64, now bool) error {
+func (l *sourceLease) push(by *Client, units []Unit, seq uint64, now bool) error {
 	limits := &l.e.cfg.Limits
 	if len(units) == 0 || len(units) > limits.UnitsPerPush {
 		return fmt.Errorf("%w: %d unit ranges in one push, need 1 to %d", ErrInvalid, len(units), limits.UnitsPerPush)
+	}
+	own, err := l.shardsOf(by)
+	if err != nil {
+		return err
 	}
 	l.mu.Lock()
 	if !l.living() {
 		l.mu.Unlock()
 		return ErrLeaseEnded
 	}
-	ranges, err := l.checkUnits(units)
+	ranges, err := l.checkUnits(units, own)
 	if err == nil && (l.pushes >= limits.PushesPerLease || l.waiting+ranges > 4*limits.UnitsPerPush) {
 		err = fmt.Errorf("%w: %d pushes with %d unit ranges of this lease wait", ErrLimit, l.pushes, l.waiting)
 	}
@@ -96,7 +101,7 @@ func (l *sourceLease) push(units []Unit, seq uint64, now bool) error {
 	}
 	l.waiting += ranges
 	l.pushes++
-	p := &push{seq: seq, units: l.eachLayer(units, ranges)}
+	p := &push{by: by, seq: seq, units: l.expand(units, own, ranges)}
 	ch := l.ch
 	if l.state == LeaseOpen {
 		l.early = append(l.early, p)
@@ -141,10 +146,10 @@ func (l *sourceLease) enqueue(p *push) bool {
 	return true
 }
 
-// landedPush tells the client that a whole push landed. l.mu is held, so that it comes before the lease's end.
+// landedPush tells who pushed that all of it landed. l.mu is held, so that it comes before the lease's end.
 func (l *sourceLease) landedPush(p *push) {
 	l.pushes--
-	l.client.emit(Event{Kind: EventPushed, State: l.state, Lease: l.id, Nonce: l.ticket.Nonce, Seq: p.seq})
+	p.by.emit(Event{Kind: EventPushed, State: l.state, Lease: l.id, Nonce: l.ticket.Nonce, Seq: p.seq})
 }
 
 // take gives the next piece for a lane, nil if there is none, and whether there is more after it.

@@ -1,6 +1,9 @@
 package transfer
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Status is a snapshot of an engine for people and programs. It copies everything: holding it holds nothing.
 type Status struct {
@@ -87,8 +90,11 @@ type PortStatus struct {
 // ClientStatus is one attached engine.
 type ClientStatus struct {
 	EngineID string         `json:"engine_id"`
+	MemberOf string         `json:"member_of,omitempty"` // the engine whose rank it is; it has no leases of its own
 	Leases   int            `json:"leases"`
 	Regions  []RegionStatus `json:"regions"`
+	// About is what the engine says of itself. It is filled in by the node daemon.
+	About json.RawMessage `json:"about,omitempty"`
 	// Submission is filled in by the node daemon: how the engine's work came in.
 	Submission SubmissionStatus `json:"submission"`
 }

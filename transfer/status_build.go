@@ -68,7 +68,7 @@ func (e *Engine) transportStatus() []TransportStatus {
 func (c *Client) status() (ClientStatus, []*lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := ClientStatus{EngineID: c.id, Leases: len(c.leases), Regions: []RegionStatus{}}
+	s := ClientStatus{EngineID: c.id, MemberOf: c.MemberOf(), Leases: len(c.leases), Regions: []RegionStatus{}}
 	for _, r := range c.regions {
 		s.Regions = append(s.Regions, r.status())
 	}

@@ -390,6 +390,9 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	if client == nil {
 		return fmt.Errorf("%w: decode engine %q is not attached to %q", ErrWrongTicket, t.DEngine, e.cfg.NodeID)
 	}
+	if of := client.MemberOf(); of != "" {
+		return fmt.Errorf("%w: decode engine %q is a member of %q", ErrWrongTicket, t.DEngine, of)
+	}
 	if err := e.book.claim(t.Nonce, t.Deadline, e.now()); err != nil {
 		return err
 	}

@@ -68,8 +68,10 @@ type Node struct {
 // NodeStatus is what is shown of a node daemon's /status.
 type NodeStatus struct {
 	Engines []struct {
-		EngineID string `json:"engine_id"`
-		Leases   int    `json:"leases"`
+		EngineID string          `json:"engine_id"`
+		MemberOf string          `json:"member_of,omitempty"`
+		Leases   int             `json:"leases"`
+		About    json.RawMessage `json:"about,omitempty"` // what it says of itself
 	} `json:"engines"`
 	Leases   []Lease `json:"leases"`
 	Unusable []struct {

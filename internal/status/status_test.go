@@ -28,7 +28,7 @@ func serve(t *testing.T, body string) string {
 
 func view(t *testing.T) *registry.View {
 	return &registry.View{
-		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e"}],
+		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e","about":{"engine":"vllm"}},{"engine_id":"e/0","member_of":"e"}],
 			"leases":[{"side":"target","state":"bound","engine":"e","peer_node":"node-1","tokens":9,"pieces_wanted":4,"pieces_done":1}],
 			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","fencing":"by windows","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"speed_bytes_per_s":2147483648,"backlog_bytes":2048,"rtt_us":41.6,
 			"pieces_altered":1,"methods":[{"direction":"send","run_bytes":256,"mode":"staged"},{"direction":"send","run_bytes":65536,"mode":"direct"},
@@ -55,7 +55,7 @@ func TestGatherAndPrint(t *testing.T) {
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2", "connection refused", "read /status: invalid",
-		"node-0 h 1 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
+		"node-0 h 2 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
 			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host; fences by windows", "node-0 e target node-1 bound 9 1/4",
 		"node-0 mlx5_0:1 eth0 0000:3b:00.0 1 PF, 1/8 VFs active 200 Gb/s 4096 10.0.0.1 (RoCE v2, index 3) yes IPv4 address 10.0.0.1",
 		"node-0 mlx5_1:1 - - - VF 0 of 0000:3b:00.0 - - - - no it is down",
@@ -78,5 +78,8 @@ func TestJSONReadsBack(t *testing.T) {
 	}
 	if back.Workers[1].ID != "decode-0" && back.Workers[0].ID != "decode-0" || back.Nodes[0].Status.Channels[0].Lanes != 4 {
 		t.Errorf("read back %+v", back)
+	}
+	if e := back.Nodes[0].Status.Engines; e[1].MemberOf != "e" || strings.Join(strings.Fields(string(e[0].About)), "") != `{"engine":"vllm"}` {
+		t.Errorf("engines read back as %+v", e)
 	}
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,8 @@ type conn struct {
 	ring    atomic.Pointer[engineRing]
 	events  atomic.Uint32 // sent
 	subs    submissions
+	about   atomic.Pointer[json.RawMessage]
+	member  atomic.Pointer[string] // the engine that it is a rank of
 	once    sync.Once
 	why     atomic.Pointer[wire.Error] // why the daemon ended the connection
 	gone    chan struct{}              // closed when the engine is fenced and its id is free

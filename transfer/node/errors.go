@@ -27,6 +27,8 @@ var codes = []struct {
 	{transfer.ErrLayout, wire.CodeLayout},
 	{transfer.ErrPlan, wire.CodePlan},
 	{transfer.ErrRegion, wire.CodeRegion},
+	{transfer.ErrRanksMissing, wire.CodeRanksMissing},
+	{transfer.ErrDenied, wire.CodeDenied},
 	{transfer.ErrInvalid, wire.CodeInvalid},
 	{transfer.ErrDraining, wire.CodeDraining},
 	{transfer.ErrClosed, wire.CodeShutdown},

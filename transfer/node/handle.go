@@ -1,8 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/wire"
@@ -41,6 +44,10 @@ func (c *conn) handle(f *wire.Frame) {
 		answer(uint64(id), err)
 	case wire.Extend:
 		answer(0, c.client.Extend(transfer.LeaseID(m.Lease), m.Blocks))
+	case wire.Join:
+		answer(0, c.join(m.EngineID))
+	case wire.Describe:
+		answer(0, c.describe(m.JSON))
 	case wire.SetupRing:
 		fds := f.FDs
 		f.FDs = nil // it takes them over, also when it fails
@@ -99,11 +106,40 @@ func (c *conn) check(f *wire.Frame) (wire.Message, *wire.Error) {
 	case f.Flags&^wire.FlagQuiet != 0 || f.Flags != 0 && f.Type != wire.TypePush:
 		return nil, wire.Errorf(wire.CodeMalformed, "%s with flags %#x", f.Type, f.Flags)
 	}
+	if of := c.client.MemberOf(); of != "" && !slices.Contains(membersRequests, f.Type) {
+		return nil, wire.Errorf(wire.CodeState, "%s is engine %q's own: %q is a member of it, which lends memory and pushes", f.Type, of, c.id)
+	}
 	m, err := wire.Parse(f.Type, f.Payload)
 	if err != nil {
 		return nil, refusal(err)
 	}
 	return m, nil
+}
+
+// membersRequests are what a member of an engine may ask for.
+var membersRequests = []wire.Type{
+	wire.TypePing, wire.TypeStatus, wire.TypeDescribe, wire.TypeRegisterRegion, wire.TypeRegisterDMABuf, wire.TypeRemoveRegion, wire.TypeSetupRing,
+	wire.TypePush, wire.TypeRevoke, wire.TypeJoin,
+}
+
+// join makes the connection that of a member of an engine.
+func (c *conn) join(engine string) error {
+	before := c.member.Swap(&engine) // first: an engine of another user that attaches just now is to see it
+	err := c.client.Join(engine)
+	if err != nil {
+		c.member.Store(before)
+	}
+	return err
+}
+
+// describe keeps what an engine says of itself, for the status.
+func (c *conn) describe(doc []byte) error {
+	if trimmed := bytes.TrimSpace(doc); !json.Valid(doc) || !utf8.Valid(doc) || trimmed[0] != '{' {
+		return wire.Errorf(wire.CodeInvalid, "a description is one JSON object in UTF-8")
+	}
+	about := json.RawMessage(doc)
+	c.about.Store(&about)
+	return nil
 }
 
 // register lends memory. It is answered aside: pinning hundreds of GiB takes longer than an engine waits for a PONG.

@@ -60,6 +60,7 @@ func (c nodeConfig) config(ready func(node.Ready)) node.Config {
 const (
 	nodeEnv   = "HEADRACE_TEST_NODE"
 	engineEnv = "HEADRACE_TEST_ENGINE"
+	memberEnv = "HEADRACE_TEST_MEMBER"
 )
 
 // TestMain also is the daemon, or the engine, of tests that want real processes.
@@ -70,6 +71,8 @@ func TestMain(m *testing.M) {
 		err = nodeChild(os.Getenv(nodeEnv))
 	case os.Getenv(engineEnv) != "":
 		err = engineChild(os.Getenv(engineEnv))
+	case os.Getenv(memberEnv) != "":
+		err = memberChild(os.Getenv(memberEnv))
 	default:
 		code := m.Run()
 		if left := leaked(); code == 0 && left != "" {

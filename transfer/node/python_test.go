@@ -14,9 +14,9 @@ import (
 )
 
 // A client in another language, written from docs/protocol.md, moves a block of two tensor-parallel ranks to one,
-// by ring and by message.
+// by ring and by message, over one connection and over one a rank.
 func TestPythonClient(t *testing.T) {
-	for _, form := range []string{"ring", "messages"} {
+	for _, form := range []string{"ring", "messages", "members"} {
 		t.Run(form, func(t *testing.T) { testPythonClient(t, form) })
 	}
 }

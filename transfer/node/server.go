@@ -237,14 +237,7 @@ func (s *server) add(c *conn) error {
 		if before == nil {
 			s.engines[c.id] = c
 			s.mu.Unlock()
-			client, err := s.eng.Attach(c.id, c.event)
-			if err != nil {
-				s.remove(c)
-				close(c.gone)
-				return err
-			}
-			c.client = client
-			return nil
+			return s.attach(c)
 		}
 		s.mu.Unlock()
 		select {
@@ -254,6 +247,23 @@ func (s *server) add(c *conn) error {
 			return wire.Errorf(wire.CodeAttached, "engine %q is attached by process %d: give this one another id or stop that one", c.id, before.cred.Pid)
 		}
 	}
+}
+
+// attach makes the connection an engine's. Its id is taken.
+func (s *server) attach(c *conn) error {
+	client, err := s.eng.AttachAs(c.id, c.cred.Uid, c.event)
+	if err != nil {
+		s.remove(c)
+		close(c.gone)
+		return err
+	}
+	c.client = client
+	for _, m := range s.living() {
+		if of := m.member.Load(); of != nil && *of == c.id && m.cred.Uid != c.cred.Uid {
+			m.end(wire.Errorf(wire.CodeDenied, "engine %q belongs to user %d, this member of it to user %d", c.id, c.cred.Uid, m.cred.Uid), false)
+		}
+	}
+	return nil
 }
 
 func (s *server) remove(c *conn) {
@@ -273,6 +283,9 @@ func (s *server) snapshot() transfer.Status {
 	for i := range st.Engines {
 		if c := s.engines[st.Engines[i].EngineID]; c != nil {
 			st.Engines[i].Submission = c.subs.status()
+			if about := c.about.Load(); about != nil {
+				st.Engines[i].About = *about
+			}
 		}
 	}
 	return st

@@ -470,12 +470,6 @@ func (c *Client) Present(ctx context.Context, r transfer.PresentReq) (transfer.L
 	return transfer.LeaseID(id), err
 }
 
-// Extend (P) appends blocks to those of Present, as an engine that computes in chunks takes them.
-func (c *Client) Extend(ctx context.Context, id transfer.LeaseID, blocks []uint32) error {
-	_, err := c.value(ctx, "extend lease", wire.Extend{Lease: uint64(id), Blocks: blocks})
-	return err
-}
-
 func regions(ids []transfer.RegionID) []uint64 {
 	out := make([]uint64, len(ids))
 	for i, id := range ids {

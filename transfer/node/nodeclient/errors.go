@@ -16,6 +16,7 @@ var sentinels = map[wire.Code]error{
 	wire.CodeLeaseEnded: transfer.ErrLeaseEnded, wire.CodeNotPresented: transfer.ErrNotPresented, wire.CodeTicketUsed: transfer.ErrTicketUsed,
 	wire.CodeWrongTicket: transfer.ErrWrongTicket, wire.CodeBadTicket: ticket.ErrBadMAC, wire.CodeExpired: ticket.ErrExpired,
 	wire.CodeLimit: transfer.ErrLimit, wire.CodeInvalid: transfer.ErrInvalid, wire.CodeShutdown: transfer.ErrClosed, wire.CodeDraining: transfer.ErrDraining, wire.CodeVersion: ErrVersion,
+	wire.CodeRanksMissing: transfer.ErrRanksMissing, wire.CodeDenied: transfer.ErrDenied,
 }
 
 // Refused is the daemon's no. errors.Is finds the transfer or ticket error behind its code; errors.As finds the *wire.Error with the code.

@@ -1,9 +1,9 @@
 """A whole client of the node daemon's unix protocol, written from docs/protocol.md with Python's standard library alone.
 
-    client.py SOCKET ENGINE_ID PEER TICKET_HEX [messages]
+    client.py SOCKET ENGINE_ID PEER TICKET_HEX [messages | members]
 
 It lends two memfds of two blocks, one a tensor-parallel rank, presents the ticket, pushes block 1, filled with a pattern,
-by ring unless told not to, and hands a record off. It prints one line of JSON when the lease has settled. It shows the
+by ring unless told not to, and hands a record off. With "members" each rank has a connection of its own, as processes would. It prints one line of JSON when the lease has settled. It shows the
 protocol; an engine would not wait in between.
 """
 import ctypes
@@ -18,8 +18,8 @@ import sys
 
 HEADER = struct.Struct("<4sBBHIIQ")  # magic, version, 0, type, length, flags, request id
 EVENT = struct.Struct("<Q16sQIIIIHHI")  # lease, nonce, seq, tokens, first token, layouts, data, text, code, 0
-HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING, REGISTER_DMABUF, EXTEND = (
-    0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C, 0x0D, 0x0E)
+HELLO, REGISTER_REGION, PRESENT, PUSH, HANDOFF, PING, SETUP_RING, REGISTER_DMABUF, EXTEND, JOIN, DESCRIBE = (
+    0x01, 0x02, 0x04, 0x05, 0x06, 0x0A, 0x0C, 0x0D, 0x0E, 0x0F, 0x10)
 ALL_LAYERS = 0xFFFFFFFF
 HELLO_OK, OK, ERROR, PONG = 0x41, 0x42, 0x43, 0x44
 PRESENTED, BOUND, REFUSED, PUSHED, SETTLED, ENDED, GOODBYE, DRAINING = range(0x81, 0x89)
@@ -117,11 +117,20 @@ class Daemon:
         return self.answer(self.send(REGISTER_DMABUF, head + layout, fds=[fd]))
 
     def present(self, regions, ticket, peer, tokens, blocks, meta=b""):
-        """The regions are those of a shard set, in order of rank."""
+        """The regions are those of a shard set, in order of rank; none are those of the members."""
         peer = peer.encode()
         head = struct.pack("<IIIHHHHI", tokens, len(blocks), len(meta), len(ticket), len(peer), len(regions), 0, 0)
         ids = struct.pack(f"<{len(regions)}Q{len(blocks)}I", *regions, *blocks)
         return self.answer(self.send(PRESENT, head + ids + ticket + peer + meta))
+
+    def join(self, engine_id):
+        """Makes this connection that of a rank of the engine, before anything is lent."""
+        name = engine_id.encode()
+        return self.answer(self.send(JOIN, struct.pack("<HHI", len(name), 0, 0) + name))
+
+    def describe(self, about):
+        doc = json.dumps(about).encode()
+        return self.answer(self.send(DESCRIBE, struct.pack("<II", len(doc), 0) + doc))
 
     def extend(self, lease, blocks):
         """Blocks that were taken since: present may have said fewer than the tokens need."""
@@ -216,34 +225,56 @@ def memory(size):
     return fd, mmap.mmap(fd, size)
 
 
+TOKENS, HEAD_BYTES, BLOCKS = 16, 256, 2
+
+
+def lend(daemon, rank):
+    """One of two tensor-parallel ranks, of one head each. It gives the region, and how a false one is refused."""
+    size = TOKENS * HEAD_BYTES * BLOCKS
+    fd, mem = memory(size)
+    mem[size // 2 :] = bytes((i * 7 + 3 + rank) & 0xFF for i in range(size // 2))
+    ours = layout(BLOCKS, TOKENS, HEAD_BYTES, rank, 2)
+    try:
+        daemon.register_dmabuf(fd, size, 0, 0x7F0000000000, ours)
+    except Refused as e:
+        return daemon.register(fd, size, ours), str(e)
+    raise ValueError("a memfd passed for a device's memory")
+
+
+def push(pushers, lease, bound):
+    """Block 1 of all layers, from each of the connections, with a ring or without."""
+    for daemon, ring in pushers:
+        if ring and ring.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41):
+            pushed = ring.completion()
+            if pushed["status"] or pushed["nonce"] != bound["nonce"]:
+                raise Refused(f"push: {pushed}")
+        else:
+            daemon.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41)
+            pushed = daemon.event(PUSHED)
+    return pushed
+
+
 def main(path, engine_id, peer, ticket, form="ring"):
-    tokens, head_bytes, blocks = 16, 256, 2
-    size = tokens * head_bytes * blocks
-    daemon, regions = Daemon(path, engine_id), []
-    ring = Ring(daemon) if form == "ring" else None
-    for rank in range(2):  # two tensor-parallel ranks of one head each
-        fd, mem = memory(size)
-        mem[size // 2 :] = bytes((i * 7 + 3 + rank) & 0xFF for i in range(size // 2))
-        try:
-            daemon.register_dmabuf(fd, size, 0, 0x7F0000000000, layout(blocks, tokens, head_bytes, rank, 2))
-            raise ValueError("a memfd passed for a device's memory")
-        except Refused as e:
-            refusal = str(e)
-        regions.append(daemon.register(fd, size, layout(blocks, tokens, head_bytes, rank, 2)))
-    lease = daemon.present(regions, bytes.fromhex(ticket), peer, tokens, [], b"from python")
+    if form == "members":  # in any order, also before their engine
+        ranks = [Daemon(path, f"{engine_id}/{rank}") for rank in range(2)]
+        for rank in ranks:
+            rank.join(engine_id)
+        daemon = Daemon(path, engine_id)
+    else:
+        daemon = Daemon(path, engine_id)
+        ranks = [daemon, daemon]
+    lent = [lend(ranks[rank], rank) for rank in range(2)]
+    daemon.describe({"engine": "python"})
+    pushers = [(d, Ring(d) if form != "messages" else None) for d in dict.fromkeys(ranks)]
+    regions = [] if form == "members" else [region for region, _ in lent]
+    lease = daemon.present(regions, bytes.fromhex(ticket), peer, TOKENS, [], b"from python")
     daemon.extend(lease, [1])
     bound = daemon.event(BOUND)
-    if ring and ring.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41):
-        pushed = ring.completion()
-        if pushed["status"] or pushed["nonce"] != bound["nonce"]:
-            raise Refused(f"push: {pushed}")
-    else:
-        daemon.push(lease, [(ALL_LAYERS, 0, 1, 0)], 41)
-        pushed = daemon.event(PUSHED)
+    pushed = push(pushers, lease, bound)
     daemon.handoff(lease, b"record of python")
     daemon.event(SETTLED)
     daemon.answer(daemon.send(PING, struct.pack("<Q", 1)), PONG)
-    print(json.dumps({"node": daemon.node_id, "seq": pushed["seq"], "refusal": refusal, "first_token": bound["first_token"]}), flush=True)
+    print(json.dumps({"node": daemon.node_id, "seq": pushed["seq"], "refusal": lent[1][1], "first_token": bound["first_token"]}), flush=True)
 
 
 if __name__ == "__main__":

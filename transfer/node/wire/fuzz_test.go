@@ -38,6 +38,8 @@ func FuzzRegisterDMABuf(f *testing.F) { fuzz(f, TypeRegisterDMABuf) }
 func FuzzRemoveRegion(f *testing.F)   { fuzz(f, TypeRemoveRegion) }
 func FuzzPresent(f *testing.F)        { fuzz(f, TypePresent) }
 func FuzzExtend(f *testing.F)         { fuzz(f, TypeExtend) }
+func FuzzJoin(f *testing.F)           { fuzz(f, TypeJoin) }
+func FuzzDescribe(f *testing.F)       { fuzz(f, TypeDescribe) }
 func FuzzPush(f *testing.F)           { fuzz(f, TypePush) }
 func FuzzHandoff(f *testing.F)        { fuzz(f, TypeHandoff) }
 func FuzzBind(f *testing.F)           { fuzz(f, TypeBind) }

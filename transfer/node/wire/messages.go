@@ -51,7 +51,7 @@ type RemoveRegion struct{ Region uint64 }
 // Present is P's: the blocks of a request in the regions of a shard set, offered to the daemon that the ticket names.
 type Present struct {
 	Tokens  uint32
-	Regions []uint64 // one a tensor-parallel rank, in order of rank
+	Regions []uint64 // one a tensor-parallel rank, in order of rank; none: those of the engine's members
 	Ticket  []byte
 	Peer    string
 	Meta    []byte
@@ -63,6 +63,12 @@ type Extend struct {
 	Lease  uint64
 	Blocks []uint32
 }
+
+// Join makes the connection that of a rank of an engine: it lends memory and pushes.
+type Join struct{ EngineID string }
+
+// Describe is what an engine says of itself: a JSON object.
+type Describe struct{ JSON []byte }
 
 // Unit is Count blocks of one layer, or of all (transfer.AllLayers), from the request's block First on: in all regions of
 // the lease where Shard is 0, else in the Shard-th only.
@@ -84,7 +90,7 @@ type Handoff struct {
 // Bind is D's: where a presented request's KV shall land.
 type Bind struct {
 	FirstToken uint32
-	Regions    []uint64 // one a tensor-parallel rank, in order of rank
+	Regions    []uint64 // one a tensor-parallel rank, in order of rank; none: those of the engine's members
 	Ticket     []byte
 	Blocks     []uint32
 }
@@ -141,6 +147,8 @@ func (RegisterDMABuf) Type() Type { return TypeRegisterDMABuf }
 func (RemoveRegion) Type() Type   { return TypeRemoveRegion }
 func (Present) Type() Type        { return TypePresent }
 func (Extend) Type() Type         { return TypeExtend }
+func (Join) Type() Type           { return TypeJoin }
+func (Describe) Type() Type       { return TypeDescribe }
 func (Push) Type() Type           { return TypePush }
 func (Handoff) Type() Type        { return TypeHandoff }
 func (Bind) Type() Type           { return TypeBind }
@@ -173,9 +181,16 @@ func (m Present) Check() error {
 	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket), checkLen("peer address", len(m.Peer), MaxName),
 		checkLen("meta", len(m.Meta), MaxMeta), checkLen("block list", len(m.Blocks), MaxBlocks))
 }
-func (m Extend) Check() error  { return checkLen("block list", len(m.Blocks), MaxBlocks) }
-func (m Push) Check() error    { return checkLen("unit list", len(m.Units), MaxUnits) }
-func (m Handoff) Check() error { return checkLen("record", len(m.Record), MaxRecord) }
+func (m Extend) Check() error { return checkLen("block list", len(m.Blocks), MaxBlocks) }
+func (m Join) Check() error {
+	if m.EngineID == "" {
+		return Errorf(CodeMalformed, "engine id is empty")
+	}
+	return checkLen("engine id", len(m.EngineID), MaxName)
+}
+func (m Describe) Check() error { return checkLen("description", len(m.JSON), MaxAbout) }
+func (m Push) Check() error     { return checkLen("unit list", len(m.Units), MaxUnits) }
+func (m Handoff) Check() error  { return checkLen("record", len(m.Record), MaxRecord) }
 func (m Bind) Check() error {
 	return firstError(checkLen("region list", len(m.Regions), MaxRegions), checkLen("ticket", len(m.Ticket), MaxTicket),
 		checkLen("block list", len(m.Blocks), MaxBlocks))
@@ -261,6 +276,18 @@ func (m Extend) append(b []byte) []byte {
 	b = le.AppendUint32(b, uint32(len(m.Blocks)))
 	b = append(b, 0, 0, 0, 0)
 	return appendU32s(b, m.Blocks)
+}
+
+func (m Join) append(b []byte) []byte {
+	b = le.AppendUint16(b, uint16(len(m.EngineID)))
+	b = append(b, 0, 0, 0, 0, 0, 0)
+	return append(b, m.EngineID...)
+}
+
+func (m Describe) append(b []byte) []byte {
+	b = le.AppendUint32(b, uint32(len(m.JSON)))
+	b = append(b, 0, 0, 0, 0)
+	return append(b, m.JSON...)
 }
 
 func (m Push) append(b []byte) []byte {

@@ -66,6 +66,20 @@ var parsers = map[Type]func(*decoder) Message{
 		m.Blocks = d.u32s(blocks)
 		return m
 	},
+	TypeJoin: func(d *decoder) Message {
+		n := d.size("engine id", uint32(d.u16()), MaxName)
+		d.zero16()
+		d.zero32()
+		if d.err == nil && n == 0 {
+			d.fail("engine id is empty")
+		}
+		return Join{EngineID: d.text(n)}
+	},
+	TypeDescribe: func(d *decoder) Message {
+		n := d.size("description", d.u32(), MaxAbout)
+		d.zero32()
+		return Describe{JSON: d.bytes(n)}
+	},
 	TypePush: parsePush,
 	TypeHandoff: func(d *decoder) Message {
 		m := Handoff{Lease: d.u64()}

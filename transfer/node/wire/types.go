@@ -37,6 +37,7 @@ const (
 	MaxText    = 1024
 	MaxLayout  = 4096
 	MaxLayouts = 64 << 10 // of a shard set, in PRESENTED
+	MaxAbout   = 16 << 10 // of what an engine says of itself
 	MaxStatus  = MaxPayload - 8
 )
 
@@ -59,6 +60,8 @@ const (
 	TypeSetupRing      Type = 0x0c
 	TypeRegisterDMABuf Type = 0x0d
 	TypeExtend         Type = 0x0e
+	TypeJoin           Type = 0x0f
+	TypeDescribe       Type = 0x10
 )
 
 // Answers, daemon to engine, carrying the id of their request.
@@ -86,7 +89,7 @@ var typeNames = map[Type]string{
 	TypeHello: "HELLO", TypeRegisterRegion: "REGISTER_REGION", TypeRemoveRegion: "REMOVE_REGION",
 	TypePresent: "PRESENT", TypePush: "PUSH", TypeHandoff: "HANDOFF", TypeBind: "BIND",
 	TypeRefuse: "REFUSE", TypeRevoke: "REVOKE", TypePing: "PING", TypeStatus: "STATUS", TypeSetupRing: "SETUP_RING",
-	TypeRegisterDMABuf: "REGISTER_DMABUF", TypeExtend: "EXTEND",
+	TypeRegisterDMABuf: "REGISTER_DMABUF", TypeExtend: "EXTEND", TypeJoin: "JOIN", TypeDescribe: "DESCRIBE",
 	TypeHelloOK: "HELLO_OK", TypeOK: "OK", TypeError: "ERROR", TypePong: "PONG", TypeStatusOK: "STATUS_OK",
 	TypePresented: "PRESENTED", TypeBound: "BOUND", TypeRefused: "REFUSED", TypePushed: "PUSHED",
 	TypeSettled: "SETTLED", TypeEnded: "ENDED", TypeGoodbye: "GOODBYE", TypeDraining: "DRAINING",
@@ -103,7 +106,7 @@ func (t Type) String() string {
 func (t Type) IsEvent() bool { return t >= TypePresented && t <= TypeDraining }
 
 // IsRequest tells what an engine may send.
-func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeExtend }
+func (t Type) IsRequest() bool { return t >= TypeHello && t <= TypeDescribe }
 
 // FlagQuiet on a PUSH asks for no OK: only a refusal is answered. It saves engines that push every
 // layer an answer they would not look at; the PUSHED event comes all the same.
@@ -140,6 +143,7 @@ const (
 	CodeSlow          Code = 24 // the engine did not read its events, or was silent too long
 	CodeInternal      Code = 25 // anything else
 	CodeDraining      Code = 26 // the daemon gives way to its successor: connect again
+	CodeRanksMissing  Code = 27 // a rank of the engine has not lent its region yet: try again
 )
 
 var codeNames = [...]string{
@@ -169,6 +173,7 @@ var codeNames = [...]string{
 	CodeSlow:          "slow",
 	CodeInternal:      "internal",
 	CodeDraining:      "draining",
+	CodeRanksMissing:  "ranks-missing",
 }
 
 func (c Code) String() string {

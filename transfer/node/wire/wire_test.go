@@ -35,6 +35,8 @@ func samples() []Message {
 		SetupRing{Submissions: 256, Completions: 512},
 		RegisterDMABuf{Size: 1 << 20, Offset: 4096, Address: 0x7f0000001000, Flags: 1, Layout: []byte{1, 2, 3, 4}, Device: "0000:3b:00.0"},
 		Extend{Lease: 11, Blocks: []uint32{7, 3}},
+		Join{EngineID: "prefill-0"},
+		Describe{JSON: []byte(`{"engine":"vllm"}`)},
 		StatusOK{JSON: []byte(`{"node":"a"}`)},
 		OK{Value: 7},
 		&Error{Code: CodeRegion, Text: "memfd is not sealed against shrinking"},
