@@ -65,10 +65,20 @@ type Worker struct {
 	Blocks        uint32 `json:"blocks"`
 	ContextTokens uint32 `json:"context_tokens"`
 	// TensorParallel is how many ranks share the KV heads; 0 is 1.
-	TensorParallel uint32    `json:"tensor_parallel,omitempty"`
-	PID            int       `json:"pid"`
-	Host           string    `json:"host"`
-	Started        time.Time `json:"started"`
+	TensorParallel uint32 `json:"tensor_parallel,omitempty"`
+	// Engine is its name and version where it is not our own.
+	Engine string `json:"engine,omitempty"`
+	// Opaque says that KV blocks are bytes that only equal blocks can take.
+	Opaque bool `json:"opaque,omitempty"`
+	// Layout says in words how its KV cache lies in memory.
+	Layout string `json:"layout,omitempty"`
+	// Events and EventsReplay are host:port of its KV events' publisher (ZMQ PUB) and of their replay (ROUTER).
+	Events       string    `json:"events,omitempty"`
+	EventsReplay string    `json:"events_replay,omitempty"`
+	EnginePID    int       `json:"engine_pid,omitempty"`
+	PID          int       `json:"pid"`
+	Host         string    `json:"host"`
+	Started      time.Time `json:"started"`
 }
 
 // Router is an OpenAI front.

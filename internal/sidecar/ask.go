@@ -1,0 +1,256 @@
+package sidecar
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// answerBytesMax bounds what an engine may answer.
+const answerBytesMax = 8 << 20
+
+// Asker asks an engine's HTTP server what it is and how it does.
+type Asker struct {
+	Base   string // http://host:port
+	Client *http.Client
+}
+
+// Figures are what an engine's /metrics say. Fields that it does not tell are -1, and "" or 0 in what it is.
+type Figures struct {
+	Running    float64
+	Waiting    float64
+	CacheUsage float64 // 0 to 1
+
+	BlockTokens uint32
+	Blocks      uint32
+	CacheDType  string
+	Started     float64 // Unix seconds
+	Steps       float64 // made so far; -1 where they are not counted
+}
+
+// Self is what an engine says of itself.
+type Self struct {
+	Model         string
+	ContextTokens uint32
+	Version       string // "" where there is no /version
+	Figures
+}
+
+// errStatus is an answer other than 200.
+type errStatus struct {
+	path string
+	code int
+	body string
+}
+
+func (e *errStatus) Error() string {
+	text := fmt.Sprintf("GET %s: %d %s", e.path, e.code, http.StatusText(e.code))
+	if e.body != "" {
+		text += ": " + e.body
+	}
+	return text
+}
+
+func (a *Asker) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.Base+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.Client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, answerBytesMax))
+	if err != nil {
+		return nil, fmt.Errorf("GET %s: %w", path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, &errStatus{path, resp.StatusCode, firstLine(body)}
+	}
+	return body, nil
+}
+
+func firstLine(body []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+	if len(line) > 200 {
+		line = line[:200] + "..."
+	}
+	return line
+}
+
+// Health is nil when the engine says that it is well.
+func (a *Asker) Health(ctx context.Context) error {
+	_, err := a.get(ctx, "/health")
+	return err
+}
+
+// gone tells an engine that cannot be reached or says that it is ill from one that is merely slow to answer.
+func gone(err error) bool {
+	return errors.As(err, new(*errStatus)) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)
+}
+
+// missing tells that the engine has no such page.
+func missing(err error) bool {
+	e := new(errStatus)
+	return errors.As(err, &e) && (e.code == http.StatusNotFound || e.code == http.StatusMethodNotAllowed)
+}
+
+// Self asks for everything. An engine must have /v1/models; /version and /metrics are vLLM's.
+func (a *Asker) Self(ctx context.Context) (*Self, error) {
+	s := &Self{}
+	body, err := a.get(ctx, "/v1/models")
+	if err != nil {
+		return nil, err
+	}
+	var models struct {
+		Data []struct {
+			ID          string `json:"id"`
+			MaxModelLen int64  `json:"max_model_len"`
+			Parent      string `json:"parent"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &models); err != nil {
+		return nil, fmt.Errorf("read /v1/models: %w", err)
+	}
+	for _, m := range models.Data {
+		if m.ID != "" && m.Parent == "" && s.Model == "" { // adapters have a parent
+			s.Model = m.ID
+			if m.MaxModelLen > 0 && m.MaxModelLen < 1<<32 {
+				s.ContextTokens = uint32(m.MaxModelLen)
+			}
+		}
+	}
+	if s.Model == "" {
+		return nil, errors.New("read /v1/models: it lists no model")
+	}
+	switch body, err = a.get(ctx, "/version"); {
+	case err == nil:
+		var v struct {
+			Version string `json:"version"`
+		}
+		if json.Unmarshal(body, &v) == nil {
+			s.Version = v.Version
+		}
+	case !missing(err):
+		return nil, err
+	}
+	f, err := a.Figures(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.Figures = *f
+	return s, nil
+}
+
+// Figures reads /metrics; an engine that has none tells nothing.
+func (a *Asker) Figures(ctx context.Context) (*Figures, error) {
+	body, err := a.get(ctx, "/metrics")
+	if missing(err) {
+		body, err = nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseFigures(string(body)), nil
+}
+
+// parseFigures reads the few samples that are of use here. Several engines behind one server (data parallel) are summed.
+func parseFigures(text string) *Figures {
+	f := &Figures{Running: -1, Waiting: -1, CacheUsage: -1, Steps: -1}
+	sum := func(at *float64, v float64) { *at = max(*at, 0) + v }
+	lines := bufio.NewScanner(strings.NewReader(text))
+	lines.Buffer(nil, answerBytesMax)
+	for lines.Scan() {
+		name, labels, value, ok := sample(lines.Text())
+		if !ok {
+			continue
+		}
+		switch name {
+		case "vllm:num_requests_running":
+			sum(&f.Running, value)
+		case "vllm:num_requests_waiting":
+			sum(&f.Waiting, value)
+		case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
+			f.CacheUsage = max(f.CacheUsage, value)
+		case "vllm:iteration_tokens_total_count":
+			sum(&f.Steps, value)
+		case "process_start_time_seconds":
+			f.Started = value
+		case "vllm:cache_config_info":
+			f.BlockTokens, f.Blocks = number(labels["block_size"]), number(labels["num_gpu_blocks"])
+			f.CacheDType = labels["cache_dtype"]
+		}
+	}
+	return f
+}
+
+func number(s string) uint32 {
+	v, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return 0
+	}
+	return uint32(v)
+}
+
+// sample reads one line of the text format: NAME{label="value",...} VALUE.
+func sample(line string) (name string, labels map[string]string, value float64, ok bool) {
+	if line == "" || line[0] == '#' {
+		return "", nil, 0, false
+	}
+	i := strings.IndexAny(line, "{ ")
+	if i <= 0 {
+		return "", nil, 0, false
+	}
+	name, rest := line[:i], line[i:]
+	if rest[0] == '{' {
+		if labels, rest, ok = labelSet(rest[1:]); !ok {
+			return "", nil, 0, false
+		}
+	}
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return "", nil, 0, false
+	}
+	v, err := strconv.ParseFloat(fields[0], 64)
+	return name, labels, v, err == nil
+}
+
+func labelSet(s string) (labels map[string]string, rest string, ok bool) {
+	labels = map[string]string{}
+	for {
+		s = strings.TrimLeft(s, ", ")
+		if s == "" {
+			return nil, "", false
+		}
+		if s[0] == '}' {
+			return labels, s[1:], true
+		}
+		key, after, found := strings.Cut(s, `="`)
+		if !found {
+			return nil, "", false
+		}
+		var value strings.Builder
+		i := 0
+		for ; i < len(after) && after[i] != '"'; i++ {
+			if after[i] == '\\' && i+1 < len(after) {
+				if i++; after[i] == 'n' {
+					value.WriteByte('\n')
+					continue
+				}
+			}
+			value.WriteByte(after[i])
+		}
+		if i == len(after) {
+			return nil, "", false
+		}
+		labels[key], s = value.String(), after[i+1:]
+	}
+}
