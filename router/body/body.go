@@ -5,6 +5,7 @@
 package body
 
 import (
+	"bytes"
 	"encoding/json"
 	"strconv"
 	"strings"
@@ -24,10 +25,13 @@ type Body struct {
 
 	raw     []byte
 	closing int // of the closing brace
-	members int
+	members []member
 
 	stream, streamOptions, seed span // of values; zero when missing
 }
+
+// member is one member of the object: from start the key, its quotes included, from value the value, up to end.
+type member struct{ start, keyEnd, value, end int }
 
 // The members that the router itself understands. Each may be given once: two engines could disagree about which
 // of two counts.
@@ -38,6 +42,7 @@ const (
 	keySeed          = "seed"
 	keyN             = "n"
 	keyTransfer      = "kv_transfer_params"
+	keyEncoder       = "ec_transfer_params"
 )
 
 // Parse reads b.
@@ -46,11 +51,9 @@ func Parse(b []byte) (*Body, *openai.Error) {
 	var refused *openai.Error
 	seen := make([]string, 0, 8)
 	closing, err := scan(b, func(key, value span) error {
-		p.members++
+		p.members = append(p.members, member{key.start, key.end, value.start, value.end})
 		name := keyName(b[key.start:key.end])
-		switch name {
-		case keyModel, keyStream, keyStreamOptions, keySeed, keyN, keyTransfer:
-		default:
+		if name == "" {
 			return nil
 		}
 		for _, s := range seen {
@@ -79,19 +82,9 @@ func Parse(b []byte) (*Body, *openai.Error) {
 	return p, nil
 }
 
-// keyName undoes the escapes of a key, since a key means the same however it is spelled.
+// keyName returns the name of a key that the router understands, else "".
 func keyName(quoted []byte) string {
-	inner := quoted[1 : len(quoted)-1]
-	for _, c := range inner {
-		if c == '\\' {
-			var s string
-			if json.Unmarshal(quoted, &s) != nil {
-				return ""
-			}
-			return s
-		}
-	}
-	switch string(inner) { // the compiler makes no string of it here
+	switch string(unescaped(quoted)) { // the compiler makes no string of it here
 	case keyModel:
 		return keyModel
 	case keyStream:
@@ -104,8 +97,23 @@ func keyName(quoted []byte) string {
 		return keyN
 	case keyTransfer:
 		return keyTransfer
+	case keyEncoder:
+		return keyEncoder
 	}
 	return ""
+}
+
+// unescaped undoes the escapes of a key, since a key means the same however it is spelled.
+func unescaped(quoted []byte) []byte {
+	inner := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(inner, '\\') < 0 {
+		return inner
+	}
+	var s string
+	if json.Unmarshal(quoted, &s) != nil {
+		return nil
+	}
+	return []byte(s)
 }
 
 func (p *Body) isNull(s span) bool { return string(p.raw[s.start:s.end]) == "null" }
@@ -114,8 +122,8 @@ func (p *Body) isNull(s span) bool { return string(p.raw[s.start:s.end]) == "nul
 func (p *Body) take(name string, value span) *openai.Error {
 	text := string(p.raw[value.start:value.end])
 	switch name {
-	case keyTransfer:
-		return openai.BadRequest(keyTransfer, openai.CodeUnsupported, "'kv_transfer_params' is between router and engines, clients may not send it.")
+	case keyTransfer, keyEncoder: // they name hosts that an engine connects to
+		return openai.BadRequest(name, openai.CodeUnsupported, "'%s' is between router and engines, clients may not send it.", name)
 	case keyModel:
 		if text == "null" {
 			return nil
@@ -201,7 +209,7 @@ func (p *Body) Streaming(seed uint64) [][]byte {
 		from = e.at.end
 	}
 	pieces = append(pieces, p.raw[from:p.closing])
-	if p.members > 0 {
+	if len(p.members) > 0 {
 		missing = "," + missing
 	}
 	if missing != "" {
