@@ -68,8 +68,9 @@ func (r *Request) saves(c *Candidate) int64 {
 	return 0
 }
 
-// pickPair takes the pair of least summed load, the transfer's among it, of those that fit: one model fingerprint, both with
-// a daemon, not one worker twice. Equal block sizes and tensor-parallel degrees go first, as their copy plans are the cheapest.
+// pickPair takes the pair of least summed load, the transfer's among it, of those that fit: one dialect, one model fingerprint,
+// not one worker twice, and a daemon each where KV moves through daemons. Equal block sizes and tensor-parallel degrees go
+// first, as their copy plans are the cheapest.
 func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
 	var best struct {
 		p, d  *Candidate
@@ -78,22 +79,23 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 		way   Channel
 		known bool
 	}
-	prefills, decodes, pairs := 0, 0, 0
+	n := ends{unfit: "no two workers fit together"}
 	for k := range left {
 		p := left[(k+turn)%len(left)]
-		if !p.Role.Prefills() || p.NodeID == "" {
+		if !p.sends() || r.unpaired(p, &n) {
 			continue
 		}
-		prefills++
+		n.prefills++
 		for m := range left {
 			c := left[(m+turn)%len(left)]
-			if !c.Role.Decodes() || c.NodeID == "" || c.NodeData == "" || c.ID == p.ID || c.Fingerprint != p.Fingerprint || c.Dialect != p.Dialect {
+			if !c.takes() || c.ID == p.ID || v.PairBarred != nil && v.PairBarred(p.ID, c.ID) {
 				continue
 			}
-			if v.PairBarred != nil && v.PairBarred(p.ID, c.ID) {
+			if why := misfit(p.Worker, c.Worker); why != "" {
+				n.unfit = "no two workers fit together: " + why
 				continue
 			}
-			pairs++
+			n.pairs++
 			way, known := v.channel(p, c)
 			score, same := prefillScore(p)+decodeScore(c)-r.saves(p)-r.saves(c)+way.cost(r.PromptTokens), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
 			if best.p == nil || same && !best.same || same == best.same && score < best.score {
@@ -101,31 +103,61 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 			}
 		}
 	}
+	if best.p == nil {
+		return false, n.why(left)
+	}
+	d.Prefill, d.Decode = best.p.Worker, best.d.Worker
+	why = fmt.Sprintf("pair: least load of %d (prefill %d tokens, decode %d streams)", n.pairs, best.p.Load.PrefillTokens, best.d.Load.Decodes)
+	if best.known {
+		why += "; " + best.way.words(r.PromptTokens)
+	}
+	return true, why
+}
+
+// ends counts what pairs could be made of, to say why there is none.
+type ends struct {
+	prefills, pairs int
+	unpaired        string // why a dialect's workers cannot share the request
+	unfit           string
+}
+
+func (r *Request) unpaired(c *Candidate, n *ends) bool {
+	if r.Unpaired == nil {
+		return false
+	}
+	why := r.Unpaired(c.Dialect)
+	if why != "" {
+		n.unpaired = why
+	}
+	return why != ""
+}
+
+func (n *ends) why(left []*Candidate) string {
+	decodes, plain := 0, len(left) > 0
 	for _, c := range left {
-		if c.Role.Decodes() && c.NodeData != "" {
+		plain = plain && c.Dialect == DialectPlain
+		if c.takes() {
 			decodes++
 		}
 	}
 	switch {
-	case best.p != nil:
-		d.Prefill, d.Decode = best.p.Worker, best.d.Worker
-		why = fmt.Sprintf("pair: least load of %d (prefill %d tokens, decode %d streams)", pairs, best.p.Load.PrefillTokens, best.d.Load.Decodes)
-		if best.known {
-			why += "; " + best.way.words(r.PromptTokens)
-		}
-		return true, why
-	case prefills == 0:
-		return false, "no prefill worker with a node daemon"
+	case plain:
+		return "workers without a connector"
+	case n.unpaired != "" && n.prefills == 0:
+		return n.unpaired
+	case n.prefills == 0:
+		return "no prefill worker with a node daemon"
 	case decodes == 0:
-		return false, "no decode worker with a node daemon"
+		return "no decode worker with a node daemon"
 	}
-	return false, "no two workers fit together"
+	return n.unfit
 }
 
 type filtered struct {
 	left       []*Candidate
 	rejected   []Rejection
 	modelKnown bool
+	refused    string // why a worker that could serve now does not fit the request
 	lastResort string
 }
 
@@ -139,6 +171,9 @@ func (f *filtered) note(reason string) string {
 func (f *filtered) none(r Request) error {
 	if !f.modelKnown {
 		return &ErrNone{Reason: fmt.Sprintf("no worker has model %q", r.Model)}
+	}
+	if f.refused != "" {
+		return &ErrNone{ModelKnown: true, Reason: f.refused}
 	}
 	return &ErrNone{ModelKnown: true, Reason: "every worker of the model failed or cools down"}
 }
@@ -155,6 +190,9 @@ func filter(r Request, v *View) *filtered {
 			continue // not worth a line each in a fleet of many models
 		case slices.Contains(r.Exclude, c.ID):
 			f.reject(c, "failed this request")
+		case r.Refuse != nil && r.Refuse(c.Worker) != "":
+			f.reject(c, r.Refuse(c.Worker))
+			f.refused = r.Refuse(c.Worker)
 		case c.CoolUntil.After(v.Now):
 			f.reject(c, "cools down: "+c.CoolReason)
 			cooling = append(cooling, c)

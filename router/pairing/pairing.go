@@ -45,6 +45,46 @@ type Worker struct {
 	ContextTokens uint32
 
 	TensorParallel uint32 // ranks that share the KV heads
+	// Opaque: the inside of a block means something to its own engine alone, so that only blocks of one size, divided
+	// over equally many ranks, can be moved.
+	Opaque bool
+}
+
+// Dialects that pair otherwise than by node daemons.
+const (
+	DialectNixl  = "vllm-nixl" // by a connector of their own
+	DialectPlain = "openai"    // not at all
+)
+
+// byDaemons tells whether a worker's KV cache moves through node daemons.
+func (w *Worker) byDaemons() bool { return w.Dialect != DialectNixl && w.Dialect != DialectPlain }
+
+// sends and takes tell whether the worker can be one end of a pair.
+func (w *Worker) sends() bool {
+	return w.Role.Prefills() && w.Dialect != DialectPlain && (w.NodeID != "" || !w.byDaemons())
+}
+
+func (w *Worker) takes() bool {
+	return w.Role.Decodes() && w.Dialect != DialectPlain && (w.NodeID != "" && w.NodeData != "" || !w.byDaemons())
+}
+
+// misfit says why KV cache cannot go from p to d, "" if it can.
+func misfit(p, d *Worker) string {
+	switch {
+	case p.Dialect != d.Dialect:
+		return fmt.Sprintf("dialects %s and %s", p.Dialect, d.Dialect)
+	case p.Fingerprint != d.Fingerprint:
+		return fmt.Sprintf("fingerprints %.8s and %.8s", p.Fingerprint, d.Fingerprint)
+	case !p.Opaque && !d.Opaque:
+		return ""
+	case p.Opaque != d.Opaque:
+		return "opaque blocks and others"
+	case p.BlockTokens != d.BlockTokens:
+		return fmt.Sprintf("opaque blocks of %d and %d tokens", p.BlockTokens, d.BlockTokens)
+	case p.TensorParallel != d.TensorParallel:
+		return fmt.Sprintf("opaque blocks over %d and %d ranks", p.TensorParallel, d.TensorParallel)
+	}
+	return ""
 }
 
 // Load is what a worker has to do, as far as this router gave it.
@@ -86,6 +126,10 @@ type Request struct {
 	Whole bool
 	// Warm has workers that computed or took the same prompt a moment ago.
 	Warm []string
+	// Refuse, when set, says why the request cannot go to a worker; "" if it can.
+	Refuse func(w *Worker) string
+	// Unpaired, when set, says why workers of a dialect cannot share the request; "" if they can.
+	Unpaired func(dialect string) string
 }
 
 // Decision is either Whole alone, or Prefill and Decode.
