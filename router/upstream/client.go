@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// SilenceTimeout is the default of the Config's.
+const SilenceTimeout = 3 * time.Second
+
 // Config has useful zero values.
 type Config struct {
 	DialTimeout    time.Duration // 1 s
@@ -31,7 +34,7 @@ func (c *Config) setDefaults() {
 		}
 	}
 	def(&c.DialTimeout, time.Second)
-	def(&c.SilenceTimeout, 3*time.Second)
+	def(&c.SilenceTimeout, SilenceTimeout)
 	def(&c.WriteTimeout, 10*time.Second)
 	def(&c.FinishTimeout, time.Second)
 	def(&c.IdleTimeout, 30*time.Second)
@@ -151,7 +154,7 @@ func (c *Client) take(addr string) *conn {
 		conns[len(conns)-1] = nil
 		c.idle[addr] = conns[:len(conns)-1]
 		c.mu.Unlock()
-		if time.Since(cn.idleSince) <= c.cfg.IdleTimeout && cn.alive() {
+		if time.Since(cn.idleSince) <= cn.idleMax && cn.alive() {
 			return cn
 		}
 		cn.Close()

@@ -13,9 +13,10 @@ const readBufferBytes = 16 << 10
 type conn struct {
 	net.Conn
 	br        *bufio.Reader
-	silence   time.Duration
+	silence   time.Duration // longest wait for bytes; 0: none
 	idleSince time.Time
-	heard     func() // called behind every read that brought bytes
+	idleMax   time.Duration // for how long it may be kept for another request
+	heard     func()        // called behind every read that brought bytes
 }
 
 func newConn(nc net.Conn, silence time.Duration) *conn {
@@ -25,7 +26,11 @@ func newConn(nc net.Conn, silence time.Duration) *conn {
 }
 
 func (c *conn) Read(p []byte) (int, error) {
-	if err := c.SetReadDeadline(time.Now().Add(c.silence)); err != nil {
+	var deadline time.Time
+	if c.silence > 0 {
+		deadline = time.Now().Add(c.silence)
+	}
+	if err := c.SetReadDeadline(deadline); err != nil {
 		return 0, err
 	}
 	n, err := c.Conn.Read(p)

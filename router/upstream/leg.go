@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,10 +18,21 @@ import (
 // batchesAhead is how far a leg reads ahead of its consumer; behind that TCP slows the worker down.
 const batchesAhead = 4
 
-// Request is a POST.
+// patientIdle is how long a connection to a foreign engine is kept: uvicorn closes idle ones after 5 s, and a request
+// that is sent at that moment is lost.
+const patientIdle = 3 * time.Second
+
+// Request is a POST, or a Get without a body.
 type Request struct {
+	Get       bool
 	Path      string
 	RequestID string
+	// Accept is what the answer may be; an event stream when it is empty.
+	Accept string
+	// Patient: the worker may say nothing for as long as it likes; whoever waits finds out by other means whether it lives.
+	Patient bool
+	// WholeBytesMax bounds a body that is no event stream; the EventBytesMax when it is 0.
+	WholeBytesMax int
 	// Body is sent piece by piece and must stay unchanged until the leg has ended.
 	Body [][]byte
 }
@@ -33,6 +45,8 @@ type Batch struct {
 	// Data holds whole events for an event stream, else (SSE false) the whole body. It is valid until Release.
 	Data []byte
 	SSE  bool
+	// ContentType of a whole body.
+	ContentType string
 	// Err, in the last batch of a leg only, is io.EOF for a response that ended as it should, else an *Error.
 	Err error
 
@@ -229,6 +243,10 @@ func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 		return fail(KindClosed, "dial worker %s at %s: %w", context.Canceled), nil, false
 	}
 	cn.heard = func() { l.heard.Store(time.Now().UnixNano()) }
+	cn.silence, cn.idleMax = l.client.cfg.SilenceTimeout, l.client.cfg.IdleTimeout
+	if l.request.Patient {
+		cn.silence, cn.idleMax = 0, min(cn.idleMax, patientIdle)
+	}
 	// A worker may answer before it has read the whole body (413), so a broken write is not the end.
 	writeErr := l.write(cn)
 	r := response{br: cn.br}
@@ -254,14 +272,16 @@ func (l *Leg) write(cn *conn) error {
 	}
 	h := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(h)
-	h.Header.SetMethod(http.MethodPost)
 	h.Header.SetRequestURI(l.request.Path)
 	h.Header.SetHost(l.Target.Addr)
 	h.Header.SetUserAgent("headrace-router")
-	h.Header.SetContentType("application/json")
-	h.Header.Set("Accept", "text/event-stream")
-	h.Header.Set("X-Request-Id", l.request.RequestID)
-	h.Header.SetContentLength(n)
+	h.Header.Set("Accept", cmp.Or(l.request.Accept, "text/event-stream"))
+	if !l.request.Get {
+		h.Header.SetMethod(http.MethodPost)
+		h.Header.SetContentType("application/json")
+		h.Header.Set("X-Request-Id", l.request.RequestID)
+		h.Header.SetContentLength(n)
+	}
 	pieces := make(net.Buffers, 0, len(l.request.Body)+1)
 	pieces = append(pieces, h.Header.Header())
 	pieces = append(pieces, l.request.Body...)
@@ -280,8 +300,13 @@ func (l *Leg) pump(r *response, fail func(Kind, string, error) Batch) Batch {
 			last = fail(kind, "read response of worker %s at %s: %w", err)
 		}
 		last.Status, last.RetryAfter, last.SSE = r.status, r.retryAfter, r.sse
+		last.ContentType = r.contentType
 		last.buf, last.Data = buf, buf.b[:n]
 		return last
+	}
+	limit := l.client.cfg.EventBytesMax
+	if !r.sse && l.request.WholeBytesMax > 0 {
+		limit = l.request.WholeBytesMax
 	}
 	buf := newBuffer()
 	if r.sse { // the header alone is news: the worker lives and took the request
@@ -290,8 +315,8 @@ func (l *Leg) pump(r *response, fail func(Kind, string, error) Batch) Batch {
 		}
 	}
 	for {
-		if len(buf.b) >= l.client.cfg.EventBytesMax {
-			return finish(buf, 0, KindProtocol, fmt.Errorf("more than %d bytes without an end", l.client.cfg.EventBytesMax))
+		if len(buf.b) >= limit {
+			return finish(buf, 0, KindProtocol, fmt.Errorf("more than %d bytes without an end", limit))
 		}
 		err := r.readMore(buf)
 		whole := len(buf.b)

@@ -47,6 +47,8 @@ type response struct {
 	retryAfter time.Duration
 	sse        bool
 	keepAlive  bool
+	// contentType of a body that is no event stream.
+	contentType string
 
 	chunked bool
 	left    int64 // of the body or of the chunk; -1: until the connection ends
@@ -70,6 +72,9 @@ func (r *response) readHeader() error {
 	}
 	r.status = h.StatusCode()
 	r.sse = r.status == fasthttp.StatusOK && bytes.HasPrefix(h.Header.ContentType(), []byte("text/event-stream"))
+	if !r.sse {
+		r.contentType = string(h.Header.ContentType())
+	}
 	r.keepAlive = !h.Header.ConnectionClose()
 	if s, err := strconv.Atoi(string(h.Header.Peek("Retry-After"))); err == nil && s > 0 {
 		r.retryAfter = min(time.Duration(s)*time.Second, retryAfterMax)
