@@ -25,6 +25,7 @@ type decisionRecord struct {
 	RequestID    string              `json:"request_id"`
 	Model        string              `json:"model"`
 	Policy       string              `json:"policy"`
+	Dialect      string              `json:"dialect"`
 	Dispatch     int                 `json:"dispatch"`
 	PromptTokens int64               `json:"prompt_tokens_estimated"`
 	Resume       int                 `json:"resume_tokens"`
@@ -47,7 +48,7 @@ type decisionRing struct {
 
 func (r *decisionRing) add(q *request, d pairing.Decision) *decisionRecord {
 	rec := &decisionRecord{
-		Time: time.Now(), ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: q.r.cfg.Policy.Name(), Dispatch: q.dispatches,
+		Time: time.Now(), ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: q.r.cfg.Policy.Name(), Dialect: dialectOf(d), Dispatch: q.dispatches,
 		PromptTokens: q.promptTokens(), Resume: len(q.progress.Given), Reason: d.Reason, Rejected: d.Rejected, Result: "running",
 	}
 	kind := "pair"
@@ -112,6 +113,7 @@ type WorkerStatus struct {
 	ID            string `json:"id"`
 	Role          string `json:"role"`
 	Model         string `json:"model"`
+	Dialect       string `json:"dialect"`
 	Addr          string `json:"addr"`
 	NodeID        string `json:"node_id,omitempty"`
 	NodeData      string `json:"node_data,omitempty"`
@@ -132,7 +134,7 @@ func (r *Router) Status() Status {
 	s.Legs, s.Idle = r.client.Counts()
 	v := r.fleet.view()
 	for _, c := range v.Workers {
-		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
+		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Dialect: c.Dialect, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
 			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes}
 		if left := c.CoolUntil.Sub(v.Now); left > 0 {
 			w.Cooling, w.CoolingMS = c.CoolReason, left.Milliseconds()

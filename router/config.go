@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -51,6 +52,11 @@ type Config struct {
 	IdleTimeout    time.Duration // 120 s
 
 	Upstream upstream.Config
+	// ProbeTimeout is how long an engine that has been silent for Upstream.SilenceTimeout, and has no heartbeat, may take to
+	// answer /health. 5 s
+	ProbeTimeout time.Duration
+	// Recaller voids tickets of attempts that ended early; nil: they run out by themselves.
+	Recaller dialects.Recaller
 
 	Logger   *slog.Logger
 	Registry *prometheus.Registry // a new one
@@ -69,7 +75,7 @@ func (c *Config) setDefaults() error {
 		def time.Duration
 	}{
 		{&c.RequestTimeout, 300 * time.Second}, {&c.RecoveryTimeout, 5 * time.Second}, {&c.ReadTimeout, time.Minute},
-		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute},
+		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute}, {&c.ProbeTimeout, 5 * time.Second},
 	} {
 		if *d.v < 0 {
 			return errors.New("configure router: a timeout is negative")

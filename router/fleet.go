@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -46,6 +45,7 @@ type fleet struct {
 	source Source
 	client *upstream.Client
 	now    func() time.Time
+	speaks func(dialect string) bool
 
 	members atomic.Pointer[map[string]*member]
 	order   atomic.Pointer[[]*member]
@@ -60,8 +60,8 @@ type fleet struct {
 	done    chan struct{}
 }
 
-func newFleet(source Source, client *upstream.Client) *fleet {
-	f := &fleet{source: source, client: client, now: time.Now, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool) *fleet {
+	f := &fleet{source: source, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
 	ch := make(chan struct{})
 	f.changed.Store(&ch)
@@ -103,7 +103,7 @@ func (f *fleet) take(workers []pairing.Worker) {
 	now := f.now()
 	for i := range workers {
 		w := &workers[i]
-		if w.Dialect != dialects.NativeName {
+		if !f.speaks(w.Dialect) {
 			continue // nothing here speaks with it
 		}
 		m := &member{w: w, charges: &charges{}, health: &health{}}

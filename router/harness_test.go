@@ -59,12 +59,17 @@ func (s *fleetSource) Changed() <-chan struct{} {
 	return s.changed
 }
 
-func (s *fleetSource) set(ws ...*routertest.Worker) {
+func (s *fleetSource) set(ws ...*routertest.Worker) { s.setAll(ws, nil) }
+
+func (s *fleetSource) setAll(ws []*routertest.Worker, es []*routertest.Engine) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.workers = nil
 	for _, w := range ws {
 		s.workers = append(s.workers, w.Worker)
+	}
+	for _, e := range es {
+		s.workers = append(s.workers, e.Worker)
 	}
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -79,6 +84,7 @@ type harness struct {
 	addr    string
 	client  *http.Client
 	workers []*routertest.Worker
+	engines []*routertest.Engine
 	served  chan error
 }
 
@@ -105,12 +111,21 @@ func start(t *testing.T, change func(*Config), workers ...*routertest.Worker) *h
 // startParallel is start without the check for goroutines.
 func startParallel(t *testing.T, change func(*Config), workers ...*routertest.Worker) *harness {
 	t.Helper()
+	return startMixed(t, change, workers, nil)
+}
+
+// startMixed has workers of all sorts.
+func startMixed(t *testing.T, change func(*Config), workers []*routertest.Worker, engines []*routertest.Engine) *harness {
+	t.Helper()
 	h := &harness{t: t, cluster: routertest.NewCluster(), source: &fleetSource{changed: make(chan struct{})}, served: make(chan error, 1)}
 	for _, w := range workers {
 		h.start(w)
 	}
-	h.source.set(workers...)
-	cfg := Config{Source: h.source, ClusterKey: routertest.Key, Upstream: upstream.Config{SilenceTimeout: 300 * time.Millisecond}, RecoveryTimeout: 3 * time.Second}
+	for _, e := range engines {
+		h.startEngine(e)
+	}
+	h.source.setAll(workers, engines)
+	cfg := Config{Source: h.source, ClusterKey: routertest.Key, Recaller: h.cluster, ProbeTimeout: 300 * time.Millisecond, Upstream: upstream.Config{SilenceTimeout: 300 * time.Millisecond}, RecoveryTimeout: 3 * time.Second}
 	if testing.Verbose() {
 		cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
@@ -143,6 +158,9 @@ func startParallel(t *testing.T, change func(*Config), workers ...*routertest.Wo
 		for _, w := range h.workers {
 			w.Stop()
 		}
+		for _, e := range h.engines {
+			e.Stop()
+		}
 		for _, v := range h.cluster.Violations() {
 			t.Errorf("the router broke the protocol: %s", v)
 		}
@@ -158,12 +176,25 @@ func (h *harness) start(w *routertest.Worker) {
 	h.workers = append(h.workers, w)
 }
 
+func (h *harness) startEngine(e *routertest.Engine) {
+	e.Cluster = h.cluster
+	if err := e.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	h.engines = append(h.engines, e)
+}
+
 // quiet waits until nothing of any request is left anywhere.
 func (h *harness) quiet() {
 	h.t.Helper()
 	h.until("workers to be free", func() bool {
 		for _, w := range h.workers {
 			if w.Active() > 0 {
+				return false
+			}
+		}
+		for _, e := range h.engines {
+			if e.Active() > 0 {
 				return false
 			}
 		}
@@ -287,7 +318,10 @@ type chunk struct {
 		Finish  string `json:"finish_reason"`
 	}
 	Usage map[string]any
-	Error *struct{ Message, Code string }
+	Error *struct {
+		Message string
+		Code    any // ours are words, engines' numbers
+	}
 }
 
 func read(t *testing.T, resp *http.Response) *answer {
@@ -325,7 +359,10 @@ func (a *answer) add(t *testing.T, data []byte) {
 	}
 	a.events++
 	if c.Error != nil {
-		a.failure, a.code = c.Error.Message, c.Error.Code
+		a.failure = c.Error.Message
+		if c.Error.Code != nil {
+			a.code = fmt.Sprint(c.Error.Code)
+		}
 	}
 	if c.Usage != nil {
 		a.usage = c.Usage

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/body"
 	"github.com/headrace/headrace/router/dialects"
@@ -59,6 +61,7 @@ type request struct {
 	out      sink
 	decoding func(pairing.Decision) // is told when an attempt has come so far; nil for nobody
 	decision pairing.Decision       // of this attempt
+	picked   *pairing.Decision      // made ahead of the first attempt
 	warm     []string               // workers that have seen the prompt
 
 	// Of the attempts so far.
@@ -70,7 +73,9 @@ type request struct {
 	firstText  bool
 	lastText   time.Time
 	waited     time.Duration // in the queue
-	tokens     int           // of other choices, for the log
+	tokens     int           // of other choices, and of dialects that do not count them, for the log
+	sent       bool          // the client has been handed content
+	whole      bool          // by one worker, from now on
 }
 
 // requestLog is how the request ended.
@@ -85,7 +90,7 @@ func (r *Router) newRequest(endpoint openai.Endpoint, path string, requestID str
 	if requestID == "" {
 		requestID = q.id
 	}
-	q.dreq = dialects.Request{Path: path, ID: q.id, RequestID: requestID, Created: start.Unix(), Body: b, Seed: r.seed(), Deadline: q.deadline}
+	q.dreq = dialects.Request{Path: path, ID: q.id, RequestID: requestID, Created: start.Unix(), Body: b, Seed: r.seed(), Deadline: q.deadline, Stream: b.Stream}
 	r.metrics.phases[stateQueued].Inc()
 	return q
 }
@@ -111,9 +116,29 @@ func (q *request) admitted(ctx context.Context) error {
 	}
 	defer q.r.admission.leave(q.body.N)
 	if q.body.N > 1 {
-		return q.dispatchChoices(ctx)
+		// Our own engine makes each choice by itself, others make all of them: who it will be decides how to go about it.
+		d, err := q.pick(ctx)
+		if err != nil {
+			return err
+		}
+		q.picked = &d
+		if dialectOf(d) == dialects.NativeName {
+			return q.dispatchChoices(ctx)
+		}
 	}
 	return q.dispatchAll(ctx)
+}
+
+// refuse says why a worker cannot take the request's next attempt; "" if it can.
+func (q *request) refuse(w *pairing.Worker) string {
+	native := w.Dialect == dialects.NativeName
+	switch {
+	case q.sent && !native:
+		return "cannot go on with an answer that was begun"
+	case q.body.N > 1 && q.decision.Reason != "" && native != (dialectOf(q.decision) == dialects.NativeName):
+		return "makes several choices in another way"
+	}
+	return ""
 }
 
 func (q *request) admit(ctx context.Context) error {
@@ -134,6 +159,14 @@ type refused struct {
 }
 
 func (e *refused) Error() string { return http.StatusText(e.status) }
+
+// brokenOff ends an answer that was begun and that nobody can go on with. worker is what the failing one said, if anything.
+type brokenOff struct {
+	error  *openai.Error
+	worker []byte
+}
+
+func (e *brokenOff) Error() string { return e.error.Error() }
 
 // dispatchAll runs attempts until one finishes or no more may help.
 func (q *request) dispatchAll(ctx context.Context) error {
@@ -184,6 +217,7 @@ func (q *request) attempt(ctx context.Context, d pairing.Decision) dialects.Outc
 	}
 	rec := q.r.decisions.add(q, d)
 	out := q.r.dialect(d).Run(ctx, a, q)
+	q.r.metrics.attempts.WithLabelValues(dialectOf(d), resultNames[out.Result]).Inc()
 	q.r.decisions.end(rec, out)
 	return out
 }
@@ -194,7 +228,7 @@ func (q *request) judge(d pairing.Decision, out dialects.Outcome) error {
 	if out.Undialled {
 		q.attempts--
 	}
-	if q.events > 0 || q.faultAt.IsZero() { // the client got on since the fault before
+	if q.events > 0 || q.faultAt.IsZero() || out.GotOn { // the request got on since the fault before
 		q.faultAt = out.FaultAt
 	}
 	q.blame(d, out)
@@ -202,6 +236,10 @@ func (q *request) judge(d pairing.Decision, out dialects.Outcome) error {
 	if out.RetryAfter > 0 {
 		failure.RetryAfter = out.RetryAfter
 	}
+	if q.sent && dialectOf(d) != dialects.NativeName { // nobody could go on where this worker stopped
+		return &brokenOff{failure, out.Body}
+	}
+	q.whole = q.whole || out.Whole
 	if q.attempts >= q.r.cfg.MaxAttempts || q.dispatches >= dispatchesMax || !time.Now().Before(q.recoverBy()) {
 		return failure
 	}
@@ -246,6 +284,10 @@ func (q *request) blame(d pairing.Decision, out dialects.Outcome) {
 // pick chooses workers. After a fault it waits, as long as recovery may take, for one to come back.
 func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
 	q.enter(statePairing)
+	if d := q.picked; d != nil {
+		q.picked = nil
+		return *d, nil
+	}
 	for {
 		changed := *q.r.fleet.changed.Load()
 		if err := ctx.Err(); err != nil {
@@ -254,8 +296,9 @@ func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
 		d, err := q.r.cfg.Policy.Pick(ctx, pairing.Request{
 			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.r.fleet.same(q.exclude),
 			// The last attempt takes what is least likely to fail.
-			Whole: q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
-			Warm:  q.warm,
+			Whole: q.whole || q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
+			Warm:  q.warm, Refuse: q.refuse,
+			Unpaired: func(dialect string) string { return dialects.Unpaired(dialect, q.body) },
 		}, q.r.fleet.view())
 		if err == nil {
 			return d, nil
@@ -305,11 +348,28 @@ func (q *request) tokensToPrefill(d pairing.Decision) int64 {
 
 // Event counts what the client gets.
 func (q *request) Event(kind dialects.Kind, raw, data []byte, n int) error {
-	q.events++
-	if n > 0 || kind == dialects.KindText {
+	switch {
+	case kind == dialects.KindComment:
+		return q.out.Event(kind, raw, data, n)
+	case kind == dialects.KindRaw && !openai.IsUsage(data): // an event has a token, mostly
+		q.tokens++
+		q.timeText(1)
+	case n > 0 || kind == dialects.KindText:
 		q.timeText(max(n, 1))
 	}
+	q.events++
+	q.sent = true
 	return q.out.Event(kind, raw, data, n)
+}
+
+// Whole passes on.
+func (q *request) Whole(contentType string, body []byte) error {
+	q.sent = true
+	if n := int(gjson.GetBytes(body, "usage.completion_tokens").Int()); n > 0 {
+		q.tokens += n
+		q.timeText(n)
+	}
+	return q.out.Whole(contentType, body)
 }
 
 func (q *request) timeText(n int) {
@@ -361,6 +421,7 @@ func (q *request) end(err error) {
 	q.log.err = err
 	var e *openai.Error
 	var worker *refused
+	var broken *brokenOff
 	last := q.state
 	cancelled := func(cause string, code int) {
 		q.r.metrics.cancels.WithLabelValues(last.String(), cause).Inc()
@@ -390,6 +451,10 @@ func (q *request) end(err error) {
 		cancelled("shutdown", q.log.code)
 	case errors.As(err, &worker):
 		answer(&openai.Error{Status: worker.status, Type: openai.TypeInvalidRequest, Message: http.StatusText(worker.status)}, worker.body)
+		q.log.outcome = "error"
+		q.enter(stateDone)
+	case errors.As(err, &broken):
+		answer(broken.error, broken.worker)
 		q.log.outcome = "error"
 		q.enter(stateDone)
 	default:

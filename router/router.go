@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,8 @@ type Router struct {
 	metrics   *metrics
 	fleet     *fleet
 	client    *upstream.Client
-	native    dialects.Dialect
+	dialects  map[string]dialects.Dialect
+	probes    *dialects.Prober
 	admission *admission
 	decisions *decisionRing
 	started   time.Time
@@ -73,9 +75,17 @@ func New(cfg Config) (*Router, error) {
 		conns: map[*clientConn]struct{}{}, idle: make(chan struct{}),
 	}
 	r.cfg.APIKeys = nil
-	r.native = &dialects.Native{Client: r.client, Key: cfg.ClusterKey}
+	r.probes = dialects.NewProber(r.client, cmp.Or(cfg.Upstream.SilenceTimeout, upstream.SilenceTimeout), cfg.ProbeTimeout)
+	r.dialects = map[string]dialects.Dialect{}
+	for _, d := range []dialects.Dialect{
+		&dialects.Native{Client: r.client, Key: cfg.ClusterKey},
+		&dialects.VLLM{Client: r.client, Key: cfg.ClusterKey, Probes: r.probes, Recaller: cfg.Recaller},
+		&dialects.Plain{Client: r.client, Probes: r.probes},
+	} {
+		r.dialects[d.Name()] = d
+	}
 	r.base, r.stopAll = context.WithCancelCause(context.Background())
-	r.fleet = newFleet(cfg.Source, r.client)
+	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil })
 	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
 	r.server = &fasthttp.Server{
 		Name: "headrace", Handler: r.handle, ErrorHandler: r.badRequest, Concurrency: 2 * cfg.MaxConns, // accept holds the limit
@@ -100,7 +110,14 @@ func stack() string { return string(debug.Stack()) }
 func (r *Router) seed() uint64 { return rand.Uint64N(1 << 53) }
 
 // dialect is the one that the decision's workers speak.
-func (r *Router) dialect(pairing.Decision) dialects.Dialect { return r.native }
+func (r *Router) dialect(d pairing.Decision) dialects.Dialect { return r.dialects[dialectOf(d)] }
+
+func dialectOf(d pairing.Decision) string {
+	if d.Whole != nil {
+		return d.Whole.Dialect
+	}
+	return d.Decode.Dialect
+}
 
 // Serve serves clients on ln until Shutdown, which makes it return nil.
 func (r *Router) Serve(ln net.Listener) error {
@@ -249,6 +266,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	defer cancel()
 	r.closeConns()
 	r.client.Close()
+	r.probes.Wait()
 	r.fleet.close()
 	for _, a := range admins {
 		if err := a.Shutdown(stop); err != nil {

@@ -3,6 +3,7 @@ package router
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -54,6 +55,10 @@ func (s *streamSink) append(raw []byte) {
 	}
 	s.buf = append(s.buf, raw...)
 }
+
+var errNotStreamed = errors.New("an answer that is not streamed")
+
+func (s *streamSink) Whole(string, []byte) error { return errNotStreamed }
 
 func (s *streamSink) Flush() error { return s.flush(nil) }
 
@@ -149,6 +154,7 @@ type wholeSink struct {
 	resp  *fasthttp.Response
 	head  openai.Head
 	parts openai.Assembler
+	taken bool // the answer is a worker's own
 }
 
 var _ sink = (*wholeSink)(nil)
@@ -164,7 +170,19 @@ func (s *wholeSink) Event(_ dialects.Kind, _, data []byte, _ int) error {
 	return nil
 }
 
+// Whole takes a worker's own answer.
+func (s *wholeSink) Whole(contentType string, body []byte) error {
+	s.resp.SetStatusCode(http.StatusOK)
+	s.resp.Header.SetContentType(contentType)
+	s.resp.SetBody(body)
+	s.taken = true
+	return nil
+}
+
 func (s *wholeSink) finish() error {
+	if s.taken {
+		return nil
+	}
 	s.resp.SetStatusCode(http.StatusOK)
 	s.resp.Header.SetContentType(contentJSON)
 	s.resp.SetBodyRaw(s.head.AppendWhole(nil, &s.parts.Whole))

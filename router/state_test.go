@@ -98,7 +98,7 @@ func TestAdmission(t *testing.T) {
 func newTestFleet(t *testing.T, workers ...pairing.Worker) (f *fleet, now *time.Time) {
 	t.Helper()
 	client := upstream.New(upstream.Config{})
-	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client)
+	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true })
 	t.Cleanup(func() {
 		f.close()
 		client.Close()

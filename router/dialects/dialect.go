@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/body"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
@@ -46,6 +47,7 @@ type Request struct {
 	Seed      uint64 // used when the client gave none
 	Deadline  time.Time
 	Choice    int // which of the request's answers
+	Stream    bool
 }
 
 // Progress is what the client has been given. Its invariant: the text of all data events handed to the sink is exactly
@@ -77,6 +79,9 @@ const (
 	KindText
 	KindFinish
 	KindUsage
+	// KindRaw is an engine's event that is not looked into, KindComment one without data.
+	KindRaw
+	KindComment
 )
 
 // Sink takes the client's stream.
@@ -87,6 +92,8 @@ type Sink interface {
 	// Flush is called when nothing more is to be had without waiting, and when the attempt failed; behind a finished
 	// one the caller flushes.
 	Flush() error
+	// Whole takes an answer that is not streamed, as the worker gave it. It is valid during the call.
+	Whole(contentType string, body []byte) error
 	// Phase tells where the attempt is. It may be called with the same phase again.
 	Phase(Phase)
 }
@@ -111,7 +118,7 @@ const (
 // Outcome is how an attempt ended, and whose fault it was.
 type Outcome struct {
 	Result Result
-	// Refused
+	// Refused. Body may also be there when an attempt failed: what the worker said of it.
 	Status int
 	Body   []byte
 	// Failed. Reason is one of few words, for metrics; Err has the particulars.
@@ -122,6 +129,10 @@ type Outcome struct {
 	RetryAfter time.Duration // what a busy worker asked for
 	// Undialled tells that a worker could not be dialled: the attempt cost nothing.
 	Undialled bool
+	// GotOn tells that the failing worker had taken the request and the fault is a new one.
+	GotOn bool
+	// Whole asks for one worker to do everything in the attempt that follows.
+	Whole bool
 }
 
 // Blame names a worker that failed.
@@ -143,6 +154,13 @@ func clientFault(status int) bool {
 	}
 	return status >= 400 && status < 500
 }
+
+// Roles of legs, as errors and metrics name them.
+const (
+	rolePrefill = openai.RolePrefill
+	roleDecode  = openai.RoleDecode
+	roleWhole   = openai.RoleWhole
+)
 
 // target is where to dial a worker.
 func target(w *pairing.Worker) upstream.Target { return upstream.Target{ID: w.ID, Addr: w.Addr} }

@@ -2,7 +2,6 @@ package dialects
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
-	"github.com/headrace/headrace/transfer/ticket"
 )
 
 // NativeName is the dialect of the project's own workers.
@@ -46,6 +44,10 @@ type leg struct {
 	worker   *pairing.Worker
 	answered bool
 	ended    bool // its last batch was taken
+
+	// Of workers that may be silent: when it was last known to live, and the question that is under way.
+	alive time.Time
+	probe *probe
 }
 
 // attempt is the state of one Run.
@@ -71,9 +73,7 @@ type attempt struct {
 func (n *Native) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
 	t := &attempt{Attempt: a, sink: s, splice: splice{sink: s, progress: a.Progress}}
 	if err := n.dispatch(t); err != nil {
-		d := a.Decision
-		return Outcome{Result: Failed, Reason: "ticket", Err: err, FaultAt: time.Now(), Undialled: true, Blame: []Blame{
-			{Worker: d.Prefill.ID, Reason: err.Error(), Pair: true}, {Worker: d.Decode.ID, Reason: err.Error(), Pair: true}}}
+		return unminted(a.Decision, err)
 	}
 	var out Outcome
 	defer func() { t.close(out.Result == Finished) }()
@@ -124,24 +124,13 @@ func (n *Native) dispatch(t *attempt) error {
 		return nil
 	}
 	var err error
-	if kv.Ticket, err = n.mint(d.Prefill, d.Decode, q.Deadline); err != nil {
+	if kv.Ticket, err = mint(n.Key, d.Prefill, d.Decode, q.Deadline); err != nil {
 		return err
 	}
 	t.decode = open(d.Decode, openai.RoleDecode)
 	kv.Peer = d.Decode.NodeData
 	t.first = open(d.Prefill, openai.RolePrefill)
 	return nil
-}
-
-func (n *Native) mint(p, d *pairing.Worker, deadline time.Time) ([]byte, error) {
-	t := ticket.Ticket{Nonce: ticket.NewNonce(), PNode: p.NodeID, DNode: d.NodeID, PEngine: p.ID, DEngine: d.ID, Deadline: deadline}
-	if k, err := hex.DecodeString(p.Fingerprint); err != nil || copy(t.Fingerprint[:], k) != len(t.Fingerprint) || len(k) != len(t.Fingerprint) {
-		return nil, fmt.Errorf("mint ticket: worker %s registered fingerprint %q, need %d bytes in hex", p.ID, p.Fingerprint, len(t.Fingerprint))
-	}
-	if err := t.Validate(); err != nil {
-		return nil, fmt.Errorf("mint ticket for %s and %s: %w", p.ID, d.ID, err)
-	}
-	return ticket.Mint(n.Key, t), nil
 }
 
 // seedOf is the client's seed as workers read it, else the router's.

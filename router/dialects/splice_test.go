@@ -21,8 +21,9 @@ func (s *tape) Event(k Kind, raw, _ []byte, n int) error {
 	s.tokens += n
 	return nil
 }
-func (s *tape) Flush() error { return nil }
-func (s *tape) Phase(Phase)  {}
+func (s *tape) Whole(string, []byte) error { return nil }
+func (s *tape) Flush() error               { return nil }
+func (s *tape) Phase(Phase)                {}
 
 // run puts bytes through a splice.
 func run(s *splice, b []byte) (last news, err error) {

@@ -17,6 +17,7 @@ type Cluster struct {
 	leases     map[[16]byte]*lease
 	held       int // blocks
 	violations []string
+	recalls    int
 }
 
 // NewCluster makes one.
@@ -24,12 +25,17 @@ func NewCluster() *Cluster { return &Cluster{leases: map[[16]byte]*lease{}} }
 
 // lease of one ticket.
 type lease struct {
-	presented, bound, settled, ended chan struct{}
+	presented, computed, bound, settled, ended chan struct{}
 
 	mu    sync.Mutex
 	is    map[string]bool // which of the channels are closed
 	first int32           // hand-off record: the token that prefill sampled
 	why   string
+}
+
+func newLease() *lease {
+	return &lease{presented: make(chan struct{}), computed: make(chan struct{}), bound: make(chan struct{}), settled: make(chan struct{}), ended: make(chan struct{}),
+		is: map[string]bool{}}
 }
 
 func (l *lease) mark(what string, ch chan struct{}) bool {
@@ -111,7 +117,7 @@ func (c *Cluster) use(w *Worker, role string, kv *KV) *lease {
 	defer c.mu.Unlock()
 	l := c.leases[t.Nonce]
 	if l == nil {
-		l = &lease{presented: make(chan struct{}), bound: make(chan struct{}), settled: make(chan struct{}), ended: make(chan struct{}), is: map[string]bool{}}
+		l = newLease()
 		c.leases[t.Nonce] = l
 	}
 	l.mu.Lock()

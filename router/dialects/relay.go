@@ -1,0 +1,332 @@
+package dialects
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+const (
+	// wholeBytesMax bounds an answer that is not streamed: a batch of embeddings is the largest there is.
+	wholeBytesMax = 256 << 20
+	// refusalGrace is how long decode may take to refuse, too, what prefill found wrong with a request.
+	refusalGrace = time.Second
+)
+
+// relay is an attempt whose answer goes to the client as one worker gives it, byte for byte. Another worker may prefill
+// for it; what that one answers stays here.
+//
+// Engines of this sort say nothing while they work. That they live is found out by asking.
+type relay struct {
+	*Attempt
+	client *upstream.Client
+	probes *Prober
+	sink   Sink
+
+	prefill *leg // nil for none
+	answer  *leg // nil as long as prefill must come first
+	// prefilled is called with the body of prefill's answer.
+	prefilled func(body []byte) *Outcome
+	// until, when set, is when the answer must have begun.
+	until <-chan time.Time
+	late  func() *Outcome
+
+	begun   bool // the client was handed content
+	refused *Outcome
+	grace   <-chan time.Time
+}
+
+// open sends a request of this attempt.
+func (r *relay) open(w *pairing.Worker, role string, body [][]byte) *leg {
+	accept := "application/json"
+	if role != rolePrefill && r.Request.Stream {
+		accept = "text/event-stream"
+	}
+	return &leg{worker: w, role: role, alive: time.Now(), Leg: r.client.Open(target(w), upstream.Request{
+		Path: r.Request.Path, RequestID: r.engineRequestID(), Body: body, Accept: accept, Patient: true, WholeBytesMax: wholeBytesMax})}
+}
+
+// engineRequestID is what the engine makes the answer's id of, by putting a prefix in front. A second attempt has another
+// one: older engines take two requests of one id for one.
+func (r *relay) engineRequestID() string {
+	id := r.Request.RequestID
+	if id == r.Request.ID {
+		if i := bytes.IndexByte([]byte(id), '-'); i >= 0 {
+			id = id[i+1:]
+		}
+	}
+	if r.Number > 1 {
+		id += "-" + strconv.Itoa(r.Number)
+	}
+	return id
+}
+
+// run serves until the answer is with the client, or will not be.
+func (r *relay) run(ctx context.Context) Outcome {
+	r.sink.Phase(Prefilling)
+	look := time.NewTicker(max(r.probes.every/3, time.Millisecond))
+	defer look.Stop()
+	for {
+		var prefill, answer <-chan upstream.Batch
+		if r.prefill != nil && !r.prefill.ended {
+			prefill = r.prefill.C
+		}
+		if r.answer != nil {
+			answer = r.answer.C
+		}
+		var out *Outcome
+		select {
+		case <-ctx.Done():
+			return Outcome{Result: Cancelled, Err: context.Cause(ctx)}
+		case b := <-prefill:
+			out = r.fromPrefill(b)
+		case b := <-answer:
+			out = r.fromAnswer(b)
+		case <-r.until:
+			if r.until = nil; !r.begun {
+				out = r.late()
+			}
+		case <-r.grace:
+			if r.grace = nil; !r.begun {
+				out = r.refused
+			}
+		case <-look.C:
+			out = r.look()
+		}
+		if out != nil {
+			return *out
+		}
+	}
+}
+
+// close ends the legs.
+func (r *relay) close(finished bool) {
+	if r.prefill != nil {
+		r.prefill.Close()
+	}
+	if r.answer == nil {
+		return
+	}
+	if finished {
+		r.answer.Finish()
+	} else {
+		r.answer.Close()
+	}
+}
+
+// look asks after workers that were silent for long.
+func (r *relay) look() *Outcome {
+	for _, l := range []*leg{r.prefill, r.answer} {
+		if l == nil || l.ended || time.Since(l.LastHeard()) < r.probes.every || l == r.prefill && r.begun {
+			continue
+		}
+		p := l.probe
+		if p == nil {
+			l.probe = r.probes.ask(l.Target)
+			continue
+		}
+		if !p.over() {
+			continue
+		}
+		l.probe = nil
+		if p.began.Before(l.alive) { // it is about a life before this request
+			continue
+		}
+		if p.err != nil {
+			return r.fail(l, string(upstream.KindSilent), fmt.Errorf("%w: %w", errProbe, p.err))
+		}
+		l.alive = p.began
+	}
+	return nil
+}
+
+// fromPrefill takes what the prefill leg brought.
+func (r *relay) fromPrefill(b upstream.Batch) *Outcome {
+	defer b.Release()
+	l := r.prefill
+	l.answered = l.answered || b.Status != 0
+	l.ended = b.Err != nil
+	switch {
+	case r.begun:
+		return nil // it does not matter any more
+	case b.SSE:
+		return r.fail(l, "protocol", errors.New("an event stream where none was asked for"))
+	case !l.ended:
+		return nil
+	case b.Err != io.EOF:
+		return r.broken(l, b.Err)
+	case b.Status == http.StatusOK:
+		r.sink.Phase(Transferring)
+		return r.prefilled(b.Data)
+	case clientFault(b.Status):
+		return r.prefillRefused(b)
+	}
+	return r.status(l, b)
+}
+
+// prefillRefused: prefill got the request in another shape than the client gave it, so that what it finds wrong with it may
+// not be the client's fault. Decode, or a worker that does everything, has the last word.
+func (r *relay) prefillRefused(b upstream.Batch) *Outcome {
+	out := r.fail(r.prefill, "refused", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
+	out.Whole = true
+	if r.answer == nil {
+		return out
+	}
+	r.refused, r.grace = out, time.After(refusalGrace)
+	return nil
+}
+
+// fromAnswer takes what the answering leg brought.
+func (r *relay) fromAnswer(b upstream.Batch) *Outcome {
+	defer b.Release()
+	l := r.answer
+	l.answered = l.answered || b.Status != 0
+	l.ended = b.Err != nil
+	if !b.SSE {
+		switch {
+		case b.Err == nil:
+			return nil
+		case b.Err != io.EOF:
+			return r.broken(l, b.Err)
+		case b.Status != http.StatusOK:
+			return r.status(l, b)
+		case r.Request.Stream:
+			return r.fail(l, "protocol", errors.New("the answer is no event stream"))
+		}
+		r.begin()
+		if err := r.sink.Whole(b.ContentType, b.Data); err != nil {
+			return &Outcome{Result: SinkFailed, Err: err}
+		}
+		return &Outcome{Result: Finished}
+	}
+	if !r.Request.Stream {
+		return r.fail(l, "protocol", errors.New("an event stream where none was asked for"))
+	}
+	if out := r.events(b.Data); out != nil {
+		return out
+	}
+	if err := r.sink.Flush(); err != nil {
+		return &Outcome{Result: SinkFailed, Err: err}
+	}
+	switch b.Err {
+	case nil:
+		return nil
+	case io.EOF:
+		return r.fail(l, "lost", errors.New("the stream ended without [DONE]"))
+	}
+	return r.broken(l, b.Err)
+}
+
+// events hands on whole events.
+func (r *relay) events(data []byte) *Outcome {
+	for len(data) > 0 {
+		raw := nextRaw(data)
+		data = data[len(raw):]
+		arg, ok := dataOf(raw)
+		var err error
+		switch {
+		case !ok: // a comment that keeps the connection alive
+			err = r.sink.Event(KindComment, raw, nil, 0)
+		case string(arg) == "[DONE]":
+			return &Outcome{Result: Finished}
+		case bytes.HasPrefix(arg, []byte(`{"error"`)):
+			return r.errorEvent(arg)
+		default:
+			r.begin()
+			err = r.sink.Event(KindRaw, raw, arg, 0)
+		}
+		if err != nil {
+			return &Outcome{Result: SinkFailed, Err: err}
+		}
+	}
+	return nil
+}
+
+func (r *relay) begin() {
+	if !r.begun {
+		r.begun, r.until = true, nil
+		r.sink.Phase(Decoding)
+	}
+}
+
+// errorEvent judges an engine's error within a stream that began well: what is wrong with a request, engines may find
+// out only then.
+func (r *relay) errorEvent(arg []byte) *Outcome {
+	code := int(gjson.GetBytes(arg, "error.code").Int())
+	if !r.begun && clientFault(code) {
+		return &Outcome{Result: Refused, Status: code, Body: bytes.Clone(arg)}
+	}
+	out := r.fail(r.answer, "error", fmt.Errorf("worker says %.200s", arg))
+	out.Body = bytes.Clone(arg)
+	return out
+}
+
+// status judges an answer with a status that is not 200.
+func (r *relay) status(l *leg, b upstream.Batch) *Outcome {
+	switch {
+	case clientFault(b.Status):
+		return &Outcome{Result: Refused, Status: b.Status, Body: bytes.Clone(b.Data)}
+	case b.Status == http.StatusTooManyRequests || b.Status == http.StatusServiceUnavailable:
+		out := r.fail(l, "busy", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
+		out.RetryAfter = b.RetryAfter
+		return out
+	}
+	return r.fail(l, "error", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
+}
+
+// broken judges a leg that broke.
+func (r *relay) broken(l *leg, err error) *Outcome {
+	how := "lost"
+	var e *upstream.Error
+	if errors.As(err, &e) {
+		how = string(e.Kind)
+	}
+	return r.fail(l, how, err)
+}
+
+// fail makes the outcome of an attempt that l could not go on with.
+func (r *relay) fail(l *leg, how string, err error) *Outcome {
+	out := &Outcome{Result: Failed, Reason: l.role + "_" + how, FaultAt: time.Now(), GotOn: l.answered,
+		Err: fmt.Errorf("%s by worker %s: %w", l.role, l.worker.ID, err), Blame: []Blame{{Worker: l.worker.ID, Reason: how}}}
+	switch upstream.Kind(how) {
+	case upstream.KindSilent:
+		out.Blame[0].Hard = true
+	case upstream.KindRefused:
+		out.Blame[0].Hard, out.Undialled = true, true
+	case upstream.KindLost, upstream.KindProtocol:
+		out.Blame[0].Hard = true
+	}
+	return out
+}
+
+// nextRaw returns the first event of b, which ends in a whole one, up to behind its empty line.
+func nextRaw(b []byte) []byte {
+	end := len(b)
+	if i := bytes.Index(b, []byte("\n\n")); i >= 0 {
+		end = i + 2
+	}
+	if i := bytes.Index(b[:end], []byte("\n\r\n")); i >= 0 {
+		end = i + 3
+	}
+	return b[:end]
+}
+
+// dataOf returns an event's data, of several lines the first; false when it has none.
+func dataOf(event []byte) ([]byte, bool) {
+	for line := range bytes.Lines(event) {
+		if arg, ok := bytes.CutPrefix(line, []byte("data:")); ok {
+			return bytes.TrimSpace(arg), true
+		}
+	}
+	return nil, false
+}

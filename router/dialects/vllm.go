@@ -1,0 +1,72 @@
+package dialects
+
+import (
+	"context"
+	"encoding/base64"
+	"strconv"
+	"time"
+
+	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/upstream"
+)
+
+// VLLMName is the dialect of vLLM with Headrace's connector.
+const VLLMName = "vllm"
+
+// Recaller voids tickets. Recall does not wait: it is the daemon at data that hears of it, soon.
+type Recaller interface {
+	Recall(data string, ticket []byte)
+}
+
+// VLLM sends both legs at once with one ticket, as Native does. vLLM computes the prompt's last token again and samples the
+// answer's first one itself, so that the client is answered by decode alone, in decode's bytes.
+type VLLM struct {
+	Client   *upstream.Client
+	Key      []byte // the cluster's
+	Probes   *Prober
+	Recaller Recaller // nil: tickets run out by themselves
+}
+
+var _ Dialect = (*VLLM)(nil)
+
+// Name is "vllm".
+func (*VLLM) Name() string { return VLLMName }
+
+// Run serves the request by a pair or by one worker.
+func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
+	r := &relay{Attempt: a, client: v.Client, probes: v.Probes, sink: s}
+	d := a.Decision
+	if d.Whole != nil {
+		r.whole()
+		defer func() { r.close(out.Result == Finished) }()
+		return r.run(ctx)
+	}
+	ticket, err := mint(v.Key, d.Prefill, d.Decode, a.Request.Deadline)
+	if err != nil {
+		return unminted(d, err)
+	}
+	r.prefilled = func([]byte) *Outcome { return nil } // what it sampled is of no use
+	r.answer = r.open(d.Decode, roleDecode, a.Request.Body.With(withParams("", headraceParams(roleDecode, ticket, "", a.Request.Deadline))))
+	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, headraceParams(rolePrefill, ticket, d.Decode.NodeData, a.Request.Deadline)))
+	defer func() {
+		r.close(out.Result == Finished)
+		// A leg that is closed before its scheduler has seen the request leaves nobody to refuse or revoke what the other
+		// engine has taken blocks for.
+		if v.Recaller != nil && !r.begun {
+			v.Recaller.Recall(d.Decode.NodeData, ticket)
+		}
+	}()
+	return r.run(ctx)
+}
+
+// headraceParams is what the connector is told, by way of vLLM's kv_transfer_params.
+func headraceParams(role string, ticket []byte, peer string, deadline time.Time) []byte {
+	b := append([]byte(`{"headrace":{"v":1,"role":"`), role...)
+	b = append(b, `","ticket":"`...)
+	b = base64.StdEncoding.AppendEncode(b, ticket)
+	b = append(b, '"')
+	if peer != "" {
+		b = openai.AppendString(append(b, `,"peer":`...), peer)
+	}
+	return append(strconv.AppendInt(append(b, `,"deadline_ms":`...), deadline.UnixMilli(), 10), "}}"...)
+}

@@ -1,0 +1,296 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/routertest"
+)
+
+// engines makes fake engines of a dialect. An id that begins with p prefills, with d decodes, others do both.
+func engines(dialect string, ids ...string) []*routertest.Engine {
+	var es []*routertest.Engine
+	for _, id := range ids {
+		role := pairing.RoleBoth
+		switch id[0] {
+		case 'p':
+			role = pairing.RolePrefill
+		case 'd':
+			role = pairing.RoleDecode
+		}
+		es = append(es, &routertest.Engine{Worker: pairing.Worker{ID: id, Role: role, Dialect: dialect, BlockTokens: 32, TensorParallel: 1}})
+	}
+	return es
+}
+
+func startEngines(t *testing.T, change func(*Config), es ...*routertest.Engine) *harness {
+	t.Helper()
+	leakCheck(t)
+	return startMixed(t, change, nil, es)
+}
+
+// fates are the sets of engines on which an undisturbed request must come to the same.
+var fates = map[string]func() []*routertest.Engine{
+	"openai":    func() []*routertest.Engine { return engines("openai", "e1") },
+	"vllm":      func() []*routertest.Engine { return engines("vllm", "p1", "d1") },
+	"vllm-both": func() []*routertest.Engine { return engines("vllm", "b1", "b2") },
+	"vllm-one":  func() []*routertest.Engine { return engines("vllm", "d1") },
+}
+
+// raw sends body and returns the whole answer as it came.
+func raw(t *testing.T, c *http.Client, addr, path, body string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequest("POST", "http://"+addr+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", "my-own-id")
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("%v behind %q", err, b)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// TestEngines holds that the client gets an engine's very bytes, whichever way they came about.
+func TestEngines(t *testing.T) {
+	for name, make := range fates {
+		t.Run(name, func(t *testing.T) {
+			h := startEngines(t, nil, make()...)
+			for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
+				for _, n := range []int{1, 2, 3, 8} {
+					both(t, func(t *testing.T, stream bool) {
+						q := ask{path: path, n: n, stream: stream, usage: stream && n%2 == 0}
+						h.do(q).wantWhole(t, q)
+						e := h.engines[len(h.engines)-1]
+						wantStatus, want := raw(t, h.client, e.Addr, path, q.body())
+						if status, got := raw(t, h.client, h.addr, path, q.body()); status != wantStatus || got != want {
+							t.Errorf("got %d\n%s\nthe engine itself says %d\n%s", status, got, wantStatus, want)
+						}
+					})
+				}
+			}
+			if n := h.cluster.Recalls(); n != 0 {
+				t.Errorf("%d tickets recalled of requests that went well", n)
+			}
+		})
+	}
+}
+
+// TestEngineBodies holds what each leg is asked for, byte for byte.
+func TestEngineBodies(t *testing.T) {
+	h := startEngines(t, nil, engines("vllm", "p1", "d1")...)
+	const body = ` { "model":"fake", "messages" : [{"role":"user","content":"é \"q\""}] ,"big":9007199254740993,"x":1e400, "n":3,"max_tokens":4,"min_tokens":2,"seed":18446744073709551615,` +
+		`"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true},"logprobs":true,"top_logprobs":2,"tools":[{"a":1}],"tool_choice":"auto",` +
+		`"response_format":{"type":"json_object"},"temperature":0.7,"st\u006fp":["x"],"user":"u"} `
+	resp, err := h.client.Post("http://"+h.addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	p, d := h.engines[0].Last(), h.engines[1].Last()
+	if resp.StatusCode != 200 || len(p) != 1 || len(d) != 1 {
+		t.Fatalf("status %d, %d requests to prefill, %d to decode: %s", resp.StatusCode, len(p), len(d), answer)
+	}
+	strip := func(c *routertest.EngineCall) string {
+		return strings.Replace(string(c.Body), `"kv_transfer_params":`+string(c.Params), "KV", 1)
+	}
+	if got, want := strip(d[0]), strings.TrimRight(body, "} ")+`,KV} `; got != want {
+		t.Errorf("decode got\n%s\nwant\n%s", got, want)
+	}
+	const want = `{"model":"fake", "messages" : [{"role":"user","content":"é \"q\""}] ,"big":9007199254740993,"x":1e400,"tools":[{"a":1}],"tool_choice":"auto",` +
+		`"response_format":{"type":"json_object"},"user":"u","stream":false,"temperature":0,"max_tokens":1,KV}`
+	if got := strip(p[0]); got != want {
+		t.Errorf("prefill got\n%s\nwant\n%s", got, want)
+	}
+	if p[0].ID != d[0].ID || p[0].ID == "" || !strings.Contains(string(answer), `"id":"chatcmpl-`+d[0].ID+`"`) {
+		t.Errorf("request ids %q and %q, answer %.200s", p[0].ID, d[0].ID, answer)
+	}
+}
+
+// TestFidelity has an engine say what no model of ours would.
+func TestFidelity(t *testing.T) {
+	stream := ": keep-alive\n\n" +
+		`data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"role":"assistant","content":"","reasoning":"h\u00e9"},"token_ids":[9007199254740993]}]}` + "\n\n" +
+		`data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\": 1e400}"}}]}}],"usage":{"prompt_tokens":5}}` + "\r\n\r\n" +
+		": keep-alive\n\n" +
+		"event: odd\ndata: {\"choices\":[{\"index\":1,\"delta\":{\"content\":\"{\\\"error\\\":1} [DONE]\"},\"finish_reason\":\"tool_calls\"}]}\n\n" +
+		`data: {"choices":[],"usage":{"prompt_tokens":18446744073709551615,"prompt_tokens_details":{"cached_tokens":3}}}` + "\n\n" +
+		"data: [DONE]\n\n"
+	whole := ` {"id" : "x", "choices":[{"message":{"tool_calls":[{"function":{"arguments":"{}"}}],"reasoning":"r"}}], "n":9007199254740993, "kv_transfer_params":{"headrace":{}}}` + "\n"
+	for name, make := range fates {
+		t.Run(name, func(t *testing.T) {
+			es := make()
+			for _, e := range es {
+				e.Reply = func(c *routertest.EngineCall) (string, string) {
+					if strings.Contains(string(c.Body), `"stream":true`) {
+						return "text/event-stream; charset=utf-8", stream
+					}
+					return "application/json", whole
+				}
+			}
+			h := startEngines(t, nil, es...)
+			for _, tt := range []struct {
+				q    ask
+				want string
+			}{{ask{stream: true}, stream}, {ask{}, whole}} {
+				if status, got := raw(t, h.client, h.addr, "/v1/chat/completions", tt.q.body()); status != 200 || got != tt.want {
+					t.Errorf("got %d %q\nwant %q", status, got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// TestUnpaired holds which requests one engine serves alone.
+func TestUnpaired(t *testing.T) {
+	h := startEngines(t, nil, engines("vllm", "p1", "d1")...)
+	for _, tt := range []struct{ more, why string }{
+		{``, ""}, {`,"n":3`, ""}, {`,"echo":false,"use_beam_search":false,"prompt_logprobs":null,"truncate_prompt_tokens":5`, ""}, {`,"prompt":["a"]`, ""}, {`,"prompt":[1,2]`, ""},
+		{`,"echo":true`, "echo"}, {`,"prompt_logprobs":0`, "prompt_logprobs"}, {`,"use_beam_search":true`, "beam search"}, {`,"truncate_prompt_tokens":-1`, "truncate_prompt_tokens"},
+		{`,"prompt":["a","b"]`, "several prompts"}, {`,"prompt":[[1],[2]]`, "several prompts"}, {`,"prompt_embeds":"x"`, "prompt_embeds"},
+	} {
+		if a := h.do(ask{path: "/v1/completions", more: tt.more, n: 2}); a.status != 200 {
+			t.Fatalf("%s: %+v", tt.more, a)
+		}
+		d := h.r.decisions.list("")[0]
+		if paired := d.Whole == ""; paired != (tt.why == "") || !strings.Contains(d.Reason, tt.why) || d.Dialect != "vllm" {
+			t.Errorf("%s: decision %+v, want %q", tt.more, d, tt.why)
+		}
+	}
+}
+
+// engineFault breaks the first engine in role who that gets to the stage.
+func engineFault(es []*routertest.Engine, who, stage string, n int, action routertest.Action) *routertest.Once {
+	once := &routertest.Once{}
+	for _, e := range es {
+		e.Fault = func(c *routertest.EngineCall, s string, i int) routertest.Action {
+			if c.Role == who && s == stage && i == n && once.Take() {
+				return action
+			}
+			return routertest.Go
+		}
+	}
+	return once
+}
+
+// TestEngineFaults: before the client has content another attempt makes it good, behind that it is told.
+func TestEngineFaults(t *testing.T) {
+	for _, tt := range []struct {
+		who, stage string
+		n          int
+		action     routertest.Action
+		reason     string // of the failed attempt
+	}{
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Busy, reason: "prefill_busy"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_refused"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Fail, reason: "prefill_error"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Stall, reason: "prefill_silent"},
+		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Die, reason: "prefill_lost"},
+		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Stall, reason: "prefill_silent"},
+		{who: "decode", stage: routertest.StageRequest, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageRequest, action: routertest.Busy, reason: "decode_busy"},
+		{who: "decode", stage: routertest.StageRequest, action: routertest.Stall, reason: "decode_silent"},
+		{who: "decode", stage: routertest.StageLoad, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageLoad, action: routertest.Stall, reason: "decode_silent"},
+		{who: "decode", stage: routertest.StageLoaded, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageToken, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageToken, action: routertest.Stall, reason: "decode_silent"},
+		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Stall, reason: "decode_silent"},
+	} {
+		t.Run(fmt.Sprintf("%s-%s-%d-%d", tt.who, tt.stage, tt.n, tt.action), func(t *testing.T) {
+			both(t, func(t *testing.T, stream bool) {
+				es := engines("vllm", "p1", "p2", "d1", "d2")
+				once := engineFault(es, tt.who, tt.stage, tt.n, tt.action)
+				h := startEngines(t, nil, es...)
+				q := ask{n: 6, stream: stream, usage: stream}
+				a := h.do(q)
+				if stream && tt.n > 0 {
+					if want := routertest.Text("hello there", 7, 6); a.status != 200 || a.failure == "" || a.dones != 0 || a.text == "" || !strings.HasPrefix(want, a.text) {
+						t.Errorf("got %+v", a)
+					}
+				} else {
+					a.wantWhole(t, q)
+				}
+				if !once.Taken() {
+					t.Error("the fault did not happen")
+				}
+				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {
+					t.Errorf("%v attempts failed by %s in %+v", n, tt.reason, h.r.decisions.list(""))
+				}
+			})
+		})
+	}
+}
+
+// TestEngineRefuses: what decode finds wrong with a request goes to the client in decode's words, at once.
+func TestEngineRefuses(t *testing.T) {
+	es := engines("vllm", "p1", "d1")
+	for _, e := range es {
+		e.Fault = func(c *routertest.EngineCall, stage string, _ int) routertest.Action {
+			if stage == routertest.StageRequest {
+				return routertest.Bad
+			}
+			return routertest.Go
+		}
+	}
+	h := startEngines(t, nil, es...)
+	both(t, func(t *testing.T, stream bool) {
+		before := time.Now()
+		if a := h.do(ask{stream: stream}); a.status != 400 || a.failure != "bad, says d1" {
+			t.Errorf("got %+v", a)
+		}
+		if took := time.Since(before); took > 900*time.Millisecond {
+			t.Errorf("took %s", took)
+		}
+	})
+	for _, e := range es {
+		e.Fault = nil
+		e.Reply = func(*routertest.EngineCall) (string, string) {
+			return "text/event-stream", `data: {"error": {"message": "no grammar", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\ndata: [DONE]\n\n"
+		}
+	}
+	if a := h.do(ask{stream: true}); a.status != 400 || a.failure != "no grammar" || !json.Valid([]byte(a.raw)) {
+		t.Errorf("got %+v", a)
+	}
+}
+
+// TestSlowIsNotSilent: an engine that says nothing, and lives, may take its time.
+func TestSlowIsNotSilent(t *testing.T) {
+	es := engines("vllm", "p1", "d1")
+	release := make(chan struct{})
+	es[0].Fault = func(c *routertest.EngineCall, stage string, _ int) routertest.Action {
+		if stage == routertest.StagePrefill {
+			<-release
+		}
+		return routertest.Go
+	}
+	h := startEngines(t, func(c *Config) { c.Upstream.SilenceTimeout = 30 * time.Millisecond }, es...)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		q := ask{n: 3, stream: true}
+		h.do(q).wantWhole(t, q)
+	}()
+	h.until("both to be asked for their health three times", func() bool { return es[0].Probes() >= 3 && es[1].Probes() >= 3 })
+	close(release)
+	<-done
+	if d := h.r.decisions.list(""); len(d) != 1 {
+		t.Errorf("%d dispatches", len(d))
+	}
+}

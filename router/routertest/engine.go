@@ -1,0 +1,389 @@
+package routertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/pairing"
+)
+
+// Stages of an Engine, beside StageRequest (its HTTP server has the request, its scheduler has not), StageToken and StageFinish.
+const (
+	StagePrefill  = "prefill"  // computing the prompt
+	StageAnswer   = "answer"   // prefill's answer is about to go
+	StageAnswered = "answered" // it went
+	StageLoad     = "load"     // decode has seen the request and has no KV yet
+	StageLoaded   = "loaded"   // decode has the KV
+)
+
+// Engine is a fake vLLM: with Headrace's connector (dialect vllm), with NIXL's (vllm-nixl), or with none (openai).
+type Engine struct {
+	pairing.Worker
+	Cluster *Cluster
+	// Fault, when set, is asked at each stage.
+	Fault func(c *EngineCall, stage string, n int) Action
+	// Reply, when set, is what the engine answers with instead of the fake model's tokens.
+	Reply func(c *EngineCall) (contentType string, body string)
+	// Lease is how long NIXL's prefill keeps blocks. 30 s
+	Lease time.Duration
+
+	srv     *http.Server
+	wg      sync.WaitGroup
+	active  atomic.Int64
+	calls   atomic.Int64
+	probed  atomic.Int64
+	stopped atomic.Bool
+	mu      sync.Mutex
+	last    []*EngineCall
+}
+
+// Start makes e listen. Empty fields are filled in.
+func (e *Engine) Start() error {
+	if e.Model == "" {
+		e.Model = "fake"
+	}
+	if e.Dialect == "vllm" && e.NodeID == "" {
+		e.NodeID, e.NodeData = "node-"+e.ID, dataAddr(e.ID)
+	}
+	if e.Dialect == "vllm" && e.Fingerprint == "" {
+		e.Fingerprint = strings.Repeat("cd", 32)
+	}
+	if e.Lease == 0 {
+		e.Lease = 30 * time.Second
+	}
+	e.ContextTokens = 4096
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	e.Addr = ln.Addr().String()
+	e.srv = &http.Server{Handler: http.HandlerFunc(e.handle)}
+	e.wg.Go(func() { _ = e.srv.Serve(ln) })
+	return nil
+}
+
+// Stop kills the engine.
+func (e *Engine) Stop() {
+	_ = e.srv.Close()
+	e.wg.Wait()
+}
+
+// Active returns how many requests are being served.
+func (e *Engine) Active() int { return int(e.active.Load()) }
+
+// Calls returns how many requests came, Probes how many questions after its health.
+func (e *Engine) Calls() int  { return int(e.calls.Load()) }
+func (e *Engine) Probes() int { return int(e.probed.Load()) }
+
+// Last returns the requests so far.
+func (e *Engine) Last() []*EngineCall {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]*EngineCall(nil), e.last...)
+}
+
+// EngineCall is one request to an Engine.
+type EngineCall struct {
+	Engine *Engine
+	N      int
+	Path   string
+	ID     string // X-Request-Id
+	Body   []byte
+	Params json.RawMessage // kv_transfer_params
+	Role   string          // prefill, decode or whole
+
+	prompt string
+	b      engineBody
+	kv     KV
+	lease  *lease
+	wrong  bool // what it computes from is not the prompt's KV
+	w      http.ResponseWriter
+	ctx    context.Context
+}
+
+// engineBody is what the fake looks at.
+type engineBody struct {
+	Model         string           `json:"model"`
+	Stream        bool             `json:"stream"`
+	StreamOptions *json.RawMessage `json:"stream_options"`
+	Seed          uint64           `json:"seed"`
+	MaxTokens     int              `json:"max_tokens"`
+	MaxCompletion *int             `json:"max_completion_tokens"`
+	N             int              `json:"n"`
+	Prompt        json.RawMessage  `json:"prompt"`
+	Messages      []struct{ Content string }
+	Params        json.RawMessage `json:"kv_transfer_params"`
+}
+
+func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
+	e.wg.Add(1)
+	defer e.wg.Done()
+	if r.URL.Path == "/health" {
+		e.probed.Add(1)
+		if e.stopped.Load() {
+			<-r.Context().Done()
+			panic(http.ErrAbortHandler)
+		}
+		return
+	}
+	e.active.Add(1)
+	defer e.active.Add(-1)
+	c := &EngineCall{Engine: e, N: int(e.calls.Add(1)), Path: r.URL.Path, ID: r.Header.Get("X-Request-Id"), w: w, ctx: r.Context()}
+	var err error
+	if c.Body, err = io.ReadAll(r.Body); err != nil {
+		return
+	}
+	if err := c.parse(); err != nil {
+		e.Cluster.violate("engine %s: %v in %.600s", e.ID, err, c.Body)
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	e.mu.Lock()
+	e.last = append(e.last, &EngineCall{Engine: e, N: c.N, Path: c.Path, ID: c.ID, Body: c.Body, Params: c.Params, Role: c.Role})
+	e.mu.Unlock()
+	if err := c.serve(); err != nil && !errors.Is(err, errDone) {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// parse is strict about what each connector is to be told.
+func (c *EngineCall) parse() error {
+	if err := json.Unmarshal(c.Body, &c.b); err != nil {
+		return err
+	}
+	if bytes.Count(c.Body, []byte(`"kv_transfer_params"`)) > 1 {
+		return errors.New("kv_transfer_params twice")
+	}
+	c.Params, c.Role = c.b.Params, "whole"
+	if json.Unmarshal(c.b.Prompt, &c.prompt) != nil {
+		c.prompt = string(c.b.Prompt)
+	}
+	for _, m := range c.b.Messages {
+		c.prompt += m.Content
+	}
+	if c.b.MaxCompletion != nil {
+		c.b.MaxTokens = *c.b.MaxCompletion
+	}
+	if c.b.MaxTokens == 0 {
+		c.b.MaxTokens = 16
+	}
+	switch {
+	case c.b.Model != c.Engine.Model:
+		return fmt.Errorf("model %q", c.b.Model)
+	case c.ID == "":
+		return errors.New("no X-Request-Id")
+	case len(c.Params) == 0:
+		return nil
+	}
+	var err error
+	switch c.Engine.Dialect {
+	case "vllm":
+		err = c.parsePush()
+	case "vllm-nixl":
+		err = c.parseNixl()
+	default:
+		err = errors.New("transfer parameters for an engine without a connector")
+	}
+	if err == nil && c.Role == "prefill" {
+		err = c.checkPrefill()
+	}
+	return err
+}
+
+// checkPrefill holds that nothing is left in the body that makes no sense beside one token, or costs something.
+func (c *EngineCall) checkPrefill() error {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(c.Body, &members); err != nil {
+		return err
+	}
+	for _, name := range []string{"stream_options", "min_tokens", "n", "best_of", "logprobs", "top_logprobs", "stop", "seed", "logit_bias", "structured_outputs",
+		"presence_penalty", "prompt_logprobs", "echo"} {
+		if _, ok := members[name]; ok {
+			return fmt.Errorf("prefill is asked for %s", name)
+		}
+	}
+	if c.b.Stream || c.b.MaxTokens != 1 {
+		return errors.New("prefill is not asked for one token at once")
+	}
+	return nil
+}
+
+func (c *EngineCall) parsePush() error {
+	var p struct {
+		Headrace *struct {
+			V          int    `json:"v"`
+			Role       string `json:"role"`
+			Ticket     []byte `json:"ticket"`
+			Peer       string `json:"peer"`
+			DeadlineMS int64  `json:"deadline_ms"`
+		} `json:"headrace"`
+	}
+	d := json.NewDecoder(bytes.NewReader(c.Params))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return fmt.Errorf("kv_transfer_params: %w", err)
+	}
+	h := p.Headrace
+	if h == nil || h.V != 1 || h.DeadlineMS < time.Now().UnixMilli() || (h.Role == "prefill") != (h.Peer != "") || h.Role != "prefill" && h.Role != "decode" {
+		return fmt.Errorf("kv_transfer_params %s", c.Params)
+	}
+	c.Role, c.kv = h.Role, KV{Role: h.Role, Ticket: h.Ticket, Peer: h.Peer}
+	return nil
+}
+
+// fault asks the engine's Fault; an error says that the call is over.
+func (c *EngineCall) fault(stage string, n int) error {
+	if c.Engine.Fault == nil {
+		return nil
+	}
+	switch c.Engine.Fault(c, stage, n) {
+	case Die:
+		return errAbort
+	case Stall:
+		c.Engine.stopped.Store(true)
+		<-c.ctx.Done()
+		return errAbort
+	case Wait:
+		<-c.ctx.Done()
+		return errAbort
+	case Fail:
+		return c.refuse(http.StatusInternalServerError, "it broke")
+	case Busy:
+		c.w.Header().Set("Retry-After", "7")
+		return c.refuse(http.StatusServiceUnavailable, "busy")
+	case Bad:
+		return c.refuse(http.StatusBadRequest, "bad, says "+c.Engine.ID)
+	}
+	return nil
+}
+
+func (c *EngineCall) refuse(status int, message string) error {
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.WriteHeader(status)
+	fmt.Fprintf(c.w, `{"error":{"message":%q,"type":"Error","param":null,"code":%d}}`, message, status)
+	return errDone
+}
+
+func (c *EngineCall) serve() error {
+	if err := c.fault(StageRequest, 0); err != nil {
+		return err
+	}
+	if c.ctx.Err() != nil {
+		return errAbort
+	}
+	switch {
+	case c.Role == "whole":
+		return c.generate()
+	case c.Role == "prefill" && c.Engine.Dialect == "vllm":
+		return c.pushPrefill()
+	case c.Role == "prefill":
+		return c.nixlPrefill()
+	case c.Engine.Dialect == "vllm":
+		return c.pushDecode()
+	}
+	return c.nixlDecode()
+}
+
+// write sends b at once.
+func (c *EngineCall) write(b string) error {
+	if _, err := io.WriteString(c.w, b); err != nil {
+		return err
+	}
+	return http.NewResponseController(c.w).Flush()
+}
+
+// generate answers as vLLM does.
+func (c *EngineCall) generate() error {
+	if c.Engine.Reply != nil {
+		kind, body := c.Engine.Reply(c)
+		c.w.Header().Set("Content-Type", kind)
+		return c.write(body)
+	}
+	prompt := c.prompt
+	if c.wrong {
+		prompt += " of somebody else"
+	}
+	if !c.b.Stream {
+		for i := range c.b.MaxTokens {
+			if err := c.fault(StageToken, i); err != nil {
+				return err
+			}
+		}
+		c.w.Header().Set("Content-Type", "application/json")
+		return c.write(c.whole(prompt))
+	}
+	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	if err := c.write(""); err != nil { // the header goes before the first token is there
+		return err
+	}
+	detok := openai.NewDetok(vocab{}, openai.DetokOptions{})
+	for i := range c.b.MaxTokens {
+		if err := c.fault(StageToken, i); err != nil {
+			return err
+		}
+		if i == 0 && strings.HasSuffix(c.Path, "chat/completions") {
+			if err := c.write(c.chunk(`"role":"assistant","content":""`, "", "null")); err != nil {
+				return err
+			}
+		}
+		text, _ := detok.Push(tokenAt(prompt, c.b.Seed, i))
+		finish := "null"
+		if i == c.b.MaxTokens-1 {
+			text, finish = append(text, detok.Flush()...), `"length"`
+		}
+		if err := c.write(c.chunk(`"content":`+quote(text), quote(text), finish)); err != nil {
+			return err
+		}
+	}
+	if err := c.fault(StageFinish, 0); err != nil {
+		return err
+	}
+	tail := ""
+	if c.b.StreamOptions != nil {
+		tail = "data: " + c.head(".chunk") + `"choices":[],` + c.usage() + "}\n\n"
+	}
+	return c.write(tail + "data: [DONE]\n\n")
+}
+
+func quote(s []byte) string { return string(openai.AppendString(nil, s)) }
+
+func (c *EngineCall) chat() bool { return strings.HasSuffix(c.Path, "chat/completions") }
+
+func (c *EngineCall) head(suffix string) string {
+	if !c.chat() {
+		return fmt.Sprintf(`{"id":"cmpl-%s","object":"text_completion","created":1700000000,"model":"fake",`, c.ID)
+	}
+	return fmt.Sprintf(`{"id":"chatcmpl-%s","object":"chat.completion%s","created":1700000000,"model":"fake",`, c.ID, suffix)
+}
+
+func (c *EngineCall) usage() string {
+	n := len(strings.Fields(c.prompt))
+	return fmt.Sprintf(`"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}`, n, n+c.b.MaxTokens, c.b.MaxTokens)
+}
+
+func (c *EngineCall) chunk(delta, text, finish string) string {
+	if c.chat() {
+		return "data: " + c.head(".chunk") + `"choices":[{"index":0,"delta":{` + delta + `},"logprobs":null,"finish_reason":` + finish + "}]}\n\n"
+	}
+	return "data: " + c.head("") + `"choices":[{"index":0,"text":` + text + `,"logprobs":null,"finish_reason":` + finish + `,"stop_reason":null}]}` + "\n\n"
+}
+
+func (c *EngineCall) whole(prompt string) string {
+	text := quote([]byte(Text(prompt, c.b.Seed, c.b.MaxTokens)))
+	choice := `{"index":0,"text":` + text + `,"logprobs":null,"finish_reason":"length"}`
+	if c.chat() {
+		choice = `{"index":0,"message":{"role":"assistant","content":` + text + `,"refusal":null,"tool_calls":[]},"finish_reason":"length"}`
+	}
+	return c.head("") + `"choices":[` + choice + `],` + c.usage() + `,"kv_transfer_params":null}`
+}
