@@ -142,4 +142,3 @@ class Steps:
         self.until(lambda: self.of(client, kind), kind.__name__)
         (event,) = self.of(client, kind)
         return event
-

@@ -37,7 +37,7 @@ REQUESTS = {
     "SETUP_RING": protocol.setup_ring(256, 512),
     "REGISTER_DMABUF": protocol.register_dmabuf(1 << 20, 4096, 0x7F0000001000, LAYOUT, "0000:3b:00.0", protocol.READ_ONLY),
     "STATUS": b"",
-    "EXTEND": protocol.extend(11, [4, 8]),
+    "EXTEND": protocol.extend(11, [7, 3]),
     "JOIN": protocol.join("prefill-0"),
     "DESCRIBE": protocol.describe({"engine": "vllm"}),
 }
