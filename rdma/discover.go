@@ -160,10 +160,7 @@ func (r *rail) open(cfg *Config, sys sysfs) (_ *port, ports int) {
 		p.reason = err.Error()
 		return p, 1
 	}
-	p.ask(dev, cfg)
-	if n := sys.netdev(p.gid.IfIndex); n != "" {
-		p.netdev = n // that of the chosen address, as of a VLAN
-	}
+	p.ask(dev, cfg, sys)
 	r.found, r.netdev, r.numa = p, p.netdev, p.at.numa
 	return p, int(r.attr.Ports)
 }
@@ -177,7 +174,7 @@ func (r *rail) prepare() (err error) {
 func (p *port) unfit(err error) { p.used, p.waits, p.reason = false, false, err.Error() }
 
 // ask finds out whether the port can be used, and with which address and P_Key.
-func (p *port) ask(dev asker, cfg *Config) {
+func (p *port) ask(dev asker, cfg *Config, sys sysfs) {
 	var err error
 	p.used, p.waits = false, false
 	if p.state, err = dev.Port(p.number); err != nil {
@@ -204,6 +201,13 @@ func (p *port) ask(dev asker, cfg *Config) {
 	}
 	if p.pkey, err = choosePKey(dev, p.number, int(p.state.PKeys), cfg); err != nil {
 		p.unfit(err)
+		return
+	}
+	if n := sys.netdevAt(p.netdev, p.gid.IfIndex); n != "" {
+		p.netdev = n // that of the chosen address, as of a VLAN
+	}
+	if p.state.LinkLayer == cgo.Ethernet && !sys.hasLink(p.netdev) {
+		p.waits, p.reason = true, fmt.Sprintf("it is active, but its network interface %s has no link yet: if that stays so, check the cable", p.netdev)
 		return
 	}
 	p.used = true

@@ -81,7 +81,18 @@ func infiniband(state cgo.PortState) *madeUp {
 		pkeys: []uint16{0xffff, 0, 0x0123, 0x8123, 0x7777}}
 }
 
+// roceOn is active with an address of an interface.
+func roceOn(index uint32) *madeUp {
+	m := roce(cgo.PortActive)
+	m.gids[0].IfIndex = index
+	return m
+}
+
 func TestPortIsUsedOrSaysWhyNot(t *testing.T) {
+	sys := tree(t, map[string]string{
+		"class/net/eth9/ifindex": "8", "class/net/eth9/operstate": "up",
+		"class/net/vlan7/ifindex": "7", "class/net/vlan7/operstate": "lowerlayerdown",
+	})
 	for _, c := range []struct {
 		name string
 		dev  *madeUp
@@ -108,9 +119,11 @@ func TestPortIsUsedOrSaysWhyNot(t *testing.T) {
 		{name: "named by its function", dev: roce(cgo.PortActive), cfg: Config{Devices: []string{"0000:09:00.0"}}, gid: 3, pkey: pkey{0, 0xffff}},
 		{name: "its other port named", dev: roce(cgo.PortActive), cfg: Config{Devices: []string{"mlx5_9:1"}}, want: "not among"},
 		{name: "broken", dev: &madeUp{err: errors.New("firmware is gone")}, want: "firmware is gone"},
+		{name: "RoCE without a link", dev: roceOn(7), want: "vlan7 has no link yet"},
+		{name: "RoCE with a link", dev: roceOn(8), gid: 3, pkey: pkey{0, 0xffff}},
 	} {
 		p := &port{device: "mlx5_9", number: 2, netdev: "eth9", at: place{pci: "0000:09:00.0"}}
-		p.ask(c.dev, &c.cfg)
+		p.ask(c.dev, &c.cfg, sys)
 		switch {
 		case p.used != (c.want == ""), !strings.Contains(p.reason, c.want):
 			t.Errorf("%s: used %v, %q", c.name, p.used, p.reason)
@@ -287,17 +300,26 @@ func TestFunctions(t *testing.T) {
 	}
 }
 
+func TestHasLink(t *testing.T) {
+	sys := tree(t, map[string]string{"class/net/eth0/operstate": "up", "class/net/eth1/operstate": "down", "class/net/d0/operstate": "unknown"})
+	for name, want := range map[string]bool{"eth0": true, "eth1": false, "d0": true, "ib0": true} {
+		if got := sys.hasLink(name); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+}
+
 func TestStatusOfAPort(t *testing.T) {
 	sys := host(t)
 	p := &port{device: "mlx5_0", number: 1, netdev: "eth0", at: sys.function("0000:3b:00.0"), sriov: sys.functionsOf("0000:3b:00.0")}
 	dev := roce(cgo.PortDown)
-	p.ask(dev, &Config{})
+	p.ask(dev, &Config{}, sys)
 	s := p.status(sys)
 	if s.Used || s.State != "active" || !strings.Contains(s.Reason, "came up after") || s.NUMANode != 1 || s.VFsMax != 8 || s.VirtualFunction != -1 {
 		t.Errorf("%+v", s)
 	}
 	dev.state.State = cgo.PortActive
-	p.ask(dev, &Config{})
+	p.ask(dev, &Config{}, sys)
 	choose([]*port{p}, &Config{})
 	if s = p.status(sys); !s.Used || s.GID != "10.0.0.1" || s.GIDIndex != 3 || s.GIDType != "RoCE v2" || s.PKey != "0xffff" || s.Reason != "IPv4 address 10.0.0.1" {
 		t.Errorf("%+v", s)

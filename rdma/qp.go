@@ -6,7 +6,8 @@ import (
 
 // The transitions of a lane's queue pair, each with the attributes that it sets.
 
-// Waiting for acknowledgements: 4.096 us * 2^14 = 67 ms, eight times. A receiver that is not ready is asked again after
+// Waiting for acknowledgements: 4.096 us * 2^14 = 67 ms, eight times; soft RoCE takes seven retries for any number (its
+// completer in drivers/infiniband/sw/rxe), so there a lane's end is the set-up's deadline or watchStalls. A receiver that is not ready is asked again after
 // 0.64 ms, without end: its process is alive as long as its queue pair is, and slots keep that from happening at all.
 const (
 	ackTimeout  = 14

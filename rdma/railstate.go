@@ -46,7 +46,7 @@ func (r *rail) look(cfg *Config) (was, is standing, changed bool) {
 
 func (r *rail) ask(cfg *Config) (s standing) {
 	s.port = *r.found
-	s.port.ask(r.dev, cfg)
+	s.port.ask(r.dev, cfg, kernelTree)
 	s.up, s.state, s.gid, s.prefix = s.port.used, s.port.state, s.port.gid, prefixOf(s.port.gid)
 	if s.up {
 		s.port.reason = s.port.chosen()

@@ -213,6 +213,26 @@ func TestASuccessorSharesFunctions(t *testing.T) {
 	}
 }
 
+// A function whose port says that it is active carries nothing as long as its interface has no link.
+func TestAFunctionCarriesWhenItsLinkIsUp(t *testing.T) {
+	sys := tree(t, map[string]string{"class/infiniband/rxe0/ports/1/state": "4: ACTIVE", "class/infiniband/rxe0/parent": "vf0", "class/net/vf0/operstate": "down"})
+	k := &keeper{sys: sys}
+	devices := func(string, string) []string { return []string{"rxe0"} }
+	if k.carriesOver("0000:3b:00.1", "vf0", devices) {
+		t.Error("it carries without a link")
+	}
+	if r := k.remedy("vf0"); !strings.Contains(r, "no link") {
+		t.Error(r)
+	}
+	must(t, os.WriteFile(sys.path("class/net/vf0/operstate"), []byte("up\n"), 0o644))
+	if !k.carriesOver("0000:3b:00.1", "vf0", devices) {
+		t.Error("it carries nothing")
+	}
+	if r := k.remedy("vf0"); !strings.Contains(r, "rdma link add rxe9 type rxe netdev vf0") {
+		t.Error(r)
+	}
+}
+
 func TestFunctionsThatCannotBeMade(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -330,7 +350,7 @@ func TestMadeFunctionsAreUsedInTheirPFsPlace(t *testing.T) {
 		}
 		for _, p := range ports {
 			p.number = 1
-			p.ask(roce(cgo.PortActive), cfg)
+			p.ask(roce(cgo.PortActive), cfg, sysfs(t.TempDir()))
 		}
 		choose(ports, cfg)
 		var used []string

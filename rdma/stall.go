@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A device completes a request or fails it: ackRetries times ackTimeout is half a second. Soft RoCE was seen to do neither on
-// a host short of processors: what had been posted had landed, and its completion never came, nor did those of what was
-// posted afterwards. Such a lane is ended, and its pieces go to others.
+// A device completes a request or fails it: ackRetries times ackTimeout is half a second. Soft RoCE, which retries without
+// end, was seen to do neither on a host short of processors: what had been posted had landed, and its completion never came,
+// nor did those of what was posted afterwards. Such a lane is ended, and its pieces go to others.
 const (
 	stallLook = 250 * time.Millisecond
 	stallEnd  = 5 * time.Second

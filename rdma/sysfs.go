@@ -105,6 +105,24 @@ func (s sysfs) netdev(index uint32) string {
 	return ""
 }
 
+// netdevAt is netdev for an index that is likely the named one's: looking at all is slow on a host with many.
+func (s sysfs) netdevAt(likely string, index uint32) string {
+	if likely != "" && s.word("class/net", likely, "ifindex") == strconv.Itoa(int(index)) {
+		return likely
+	}
+	return s.netdev(index)
+}
+
+// hasLink says whether a network interface passes packets, as far as the kernel says. A port of soft RoCE is active as soon
+// as its interface is switched on: what it sends until the link is there is lost, and so are the neighbours' answers.
+func (s sysfs) hasLink(netdev string) bool {
+	switch s.word("class/net", netdev, "operstate") {
+	case "up", "unknown", "": // a dummy interface's is unknown
+		return true
+	}
+	return false
+}
+
 // netdevOfPort names the network interface of a device's port: the one that its addresses are of, or its parent.
 func (s sysfs) netdevOfPort(device string, port int) string {
 	dir := s.path("class/infiniband", device, "ports", strconv.Itoa(port), "gid_attrs/ndevs")

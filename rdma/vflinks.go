@@ -37,8 +37,7 @@ func (k *keeper) setUp(cfg *Config) error {
 	for i, vf := range vfs {
 		if !k.until(end, func() bool { return k.ready(vf, netdevs[i]) }) {
 			// It may yet come, and status says what it lacks.
-			k.log.Warn("a virtual function carries no RDMA yet", "function", vf, "netdev", netdevs[i],
-				"remedy", "check that its driver has RDMA; where it has not, soft RoCE has: rdma link add rxe9 type rxe netdev "+netdevs[i])
+			k.log.Warn("a virtual function carries no RDMA yet", "function", vf, "netdev", netdevs[i], "remedy", k.remedy(netdevs[i]))
 		}
 	}
 	return nil
@@ -79,13 +78,31 @@ func (k *keeper) undriven(vf string) string {
 	return "load the driver of its kind (modprobe mlx5_core, igbvf, iavf, ...)"
 }
 
-// carries says whether a function has an RDMA port that is up.
-func (k *keeper) carries(vf, netdev string) bool {
+// remedy is for a function that has a network interface and carries nothing.
+func (k *keeper) remedy(netdev string) string {
+	if !k.sys.hasLink(netdev) {
+		return "its interface has no link: check its physical function's, and the cable"
+	}
+	return "check that its driver has RDMA; where it has not, soft RoCE has: rdma link add rxe9 type rxe netdev " + netdev
+}
+
+// carries says whether a function has an RDMA port that is up. Its link comes up seconds after its interface: the card
+// resets itself when it makes functions.
+func (k *keeper) carries(vf, netdev string) bool { return k.carriesOver(vf, netdev, rdmaDevices) }
+
+func rdmaDevices(vf, netdev string) []string {
 	devices := rdmamap.GetRdmaDevicesForPcidev(vf)
 	if d, err := rdmamap.GetRdmaDeviceForNetdevice(netdev); err == nil {
 		devices = append(devices, d)
 	}
-	for _, d := range devices {
+	return devices
+}
+
+func (k *keeper) carriesOver(vf, netdev string, devices func(vf, netdev string) []string) bool {
+	if !k.sys.hasLink(netdev) {
+		return false
+	}
+	for _, d := range devices(vf, netdev) {
 		if k.sys.portState(d, 1) == "ACTIVE" {
 			return true
 		}
