@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"sync"
@@ -125,6 +124,7 @@ type Side struct {
 	events map[[16]byte][]transfer.Event
 	ends   map[[16]byte]time.Time // when leases ended without having settled
 	news   chan struct{}
+	other  *Side // nil where it is another machine's
 }
 
 func newSide(id string) *Side {
@@ -182,13 +182,33 @@ func (s *Side) Wait(t testing.TB, nonce [16]byte, kinds ...transfer.EventKind) t
 				}
 			}
 		}
+		if why := s.inVain(nonce, kinds); why != "" {
+			t.Fatalf("%s: waited for %v, got %s, and %s", s.ID, kinds, describe(evs), why)
+		}
 		select {
 		case <-s.news:
 		case <-poll.C:
 		case <-deadline.C:
-			t.Fatalf("%s: waited %v for %v, got %s", s.ID, patience, kinds, describe(evs))
+			why := ""
+			if s.other != nil {
+				why = fmt.Sprintf("; %s got %s", s.other.ID, describe(s.other.Events(nonce)))
+			}
+			t.Fatalf("%s: waited %v for %v, got %s%s", s.ID, patience, kinds, describe(evs), why)
 		}
 	}
+}
+
+// inVain says why a ticket will not be presented any more: at the other side its lease has ended.
+func (s *Side) inVain(nonce [16]byte, kinds []transfer.EventKind) string {
+	if s.other == nil || len(kinds) != 1 || kinds[0] != transfer.EventPresented || len(s.Events(nonce)) > 0 {
+		return ""
+	}
+	for _, ev := range s.other.Events(nonce) {
+		if ev.Kind == transfer.EventEnded || ev.Kind == transfer.EventRefused {
+			return fmt.Sprintf("%s got %s", s.other.ID, describe([]transfer.Event{ev}))
+		}
+	}
+	return ""
 }
 
 // End waits for the event that ends a lease.
@@ -236,6 +256,7 @@ func NewPair(t testing.TB, f Factory, o Options) *Pair {
 		pair.D.Engine, pair.D.Pauses = newEngine(t, f, "node-d", o)
 	}
 	pair.Addr = pair.D.Engine.DataAddr()
+	pair.P.other, pair.D.other = pair.D, pair.P
 	pair.attach(t, o)
 	return pair
 }
@@ -280,9 +301,7 @@ func newEngine(t testing.TB, f Factory, node string, o Options) (*transfer.Engin
 	} else if !f.Local {
 		cfg.Listen = "127.0.0.1:0"
 	}
-	if os.Getenv("HEADRACE_LOG") != "" {
-		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	}
+	cfg.Logger = newJournal(t, node)
 	if os.Getenv("HEADRACE_LAB") != "" { // an emulated machine is some fifty times slower, and not because the peer is
 		cfg.FenceGrace = time.Second
 	}

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/headrace/headrace/rdma"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/transporttest"
@@ -25,7 +27,8 @@ import (
 // patience is for whatever is waited for: the machine is emulated.
 const patience = 60 * time.Second
 
-// physical names the card's interface and its PCI function.
+// physical names the card's interface and its PCI function, without any virtual ones: what an earlier test left is put back,
+// and so is what this one leaves, which has failed then.
 func physical(t *testing.T) (netdev, dir string) {
 	t.Helper()
 	netdev = os.Getenv("LAB_PF")
@@ -36,7 +39,48 @@ func physical(t *testing.T) (netdev, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	clear := func() (n int) {
+		if n = functions(t, dir); n > 0 {
+			if err := os.WriteFile(dir+"/sriov_numvfs", []byte("0"), 0); err != nil {
+				t.Error(err)
+			}
+		}
+		return n
+	}
+	if n := clear(); n > 0 {
+		t.Logf("%d functions were left by who was here before", n)
+	}
+	t.Cleanup(func() {
+		if n := clear(); n > 0 && !t.Failed() {
+			t.Errorf("%d functions are left", n)
+		}
+	})
+	t.Cleanup(func() { // while they are there
+		if t.Failed() {
+			explain(t)
+		}
+	})
 	return netdev, dir
+}
+
+// explain prints what the machine says of its interfaces.
+func explain(t *testing.T) {
+	for _, words := range []string{
+		"ip -s addr", "ip -s neigh", "ip route show table all", "rdma link", "rdma resource show qp", "rdma statistic show",
+	} {
+		args := strings.Fields(words)
+		out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+		t.Logf("%s: %v\n%s", words, err, out)
+	}
+	settings, _ := filepath.Glob("/proc/sys/net/ipv4/conf/*/accept_local")
+	for _, f := range settings {
+		b, err := os.ReadFile(f)
+		t.Logf("%s: %v: %s", f, err, b)
+	}
+	log := make([]byte, 1<<18)
+	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, log)
+	lines := strings.Split(string(log[:max(0, n)]), "\n")
+	t.Logf("the end of the kernel's log: %v\n%s", err, strings.Join(lines[max(0, len(lines)-60):], "\n"))
 }
 
 func functions(t *testing.T, dir string) int {
@@ -62,31 +106,45 @@ func asUdevWould(t *testing.T, dir string) {
 		look := time.NewTicker(20 * time.Millisecond)
 		defer look.Stop()
 		done := make(map[string]bool)
+		var failed map[string]error // at the last try, by folder: an interface is there before its settings are, and an RDMA device's name is free only when the old one is gone
 		for {
 			select {
 			case <-ctx.Done():
-				return
-			case <-look.C:
-			}
-			found, _ := filepath.Glob(dir + "/virtfn*/net/*")
-			for _, f := range found {
-				name := filepath.Base(f)
-				index, err := os.ReadFile(f + "/ifindex") // each interface has its own, also of a function made anew
-				if err != nil || done[string(index)] {
-					continue
-				}
-				done[string(index)] = true
-				for setting, value := range map[string]string{"accept_local": "1", "rp_filter": "0", "arp_ignore": "1"} {
-					if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/"+setting, []byte(value), 0); err != nil {
+				for f, err := range failed {
+					if _, gone := os.Stat(f); gone == nil {
 						t.Error(err)
 					}
 				}
-				if out, err := exec.Command("rdma", "link", "add", "rxe_"+name, "type", "rxe", "netdev", name).CombinedOutput(); err != nil {
-					t.Errorf("soft RoCE on %s: %v: %s", name, err, out)
+				return
+			case <-look.C:
+			}
+			failed = make(map[string]error)
+			found, _ := filepath.Glob(dir + "/virtfn*/net/*")
+			for _, f := range found {
+				b, err := os.ReadFile(f + "/ifindex") // each interface has its own, also of a function made anew
+				if index := string(b); err == nil && !done[index] {
+					if err := dress(filepath.Base(f)); err != nil {
+						failed[f] = err
+						continue
+					}
+					done[index] = true
 				}
 			}
 		}
 	})
+}
+
+// dress gives an interface its settings and a soft RoCE device.
+func dress(name string) error {
+	for setting, value := range map[string]string{"accept_local": "1", "rp_filter": "0", "arp_ignore": "1"} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/"+setting, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	if out, err := exec.Command("rdma", "link", "add", "rxe_"+name, "type", "rxe", "netdev", name).CombinedOutput(); err != nil {
+		return fmt.Errorf("soft RoCE on %s: %w: %s", name, err, out)
+	}
+	return nil
 }
 
 func wanted(pf string, devices ...string) rdma.Config {
@@ -156,6 +214,11 @@ func TestTransferBetweenVirtualFunctions(t *testing.T) {
 	pf, dir := physical(t)
 	asUdevWould(t, dir)
 	both := rdma.New(wanted(pf)) // holds the functions while the others come and go
+	t.Cleanup(func() {
+		if err := both.Close(); err != nil { // once more is nothing
+			t.Error(err)
+		}
+	})
 	if err := both.Probe(); err != nil {
 		t.Fatal(err)
 	}
@@ -236,6 +299,7 @@ func TestKilled(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) // once more is nothing
 		held := false
 		for lines := bufio.NewScanner(out); !held && lines.Scan(); {
 			held = lines.Text() == "holding"
@@ -315,7 +379,9 @@ func startDaemon(t *testing.T, args ...string) *daemon {
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { d.ended <- d.cmd.Wait() }()
+	gone := make(chan struct{})
+	go func() { d.ended <- d.cmd.Wait(); close(gone) }()
+	t.Cleanup(func() { d.cmd.Process.Kill(); <-gone }) // where the test did not get so far
 	var said struct{ URL string }
 	for look, end := time.NewTicker(50*time.Millisecond), time.After(patience); said.URL == ""; {
 		select {
@@ -326,7 +392,6 @@ func startDaemon(t *testing.T, args ...string) *daemon {
 		case err := <-d.ended:
 			t.Fatalf("it ended: %v\n%s", err, d.said())
 		case <-end:
-			d.cmd.Process.Kill()
 			t.Fatalf("it is not ready\n%s", d.said())
 		}
 	}
@@ -351,7 +416,6 @@ func (d *daemon) stop(t *testing.T) {
 			t.Errorf("%v\n%s", err, d.said())
 		}
 	case <-time.After(patience):
-		d.cmd.Process.Kill()
 		t.Fatalf("it does not end\n%s", d.said())
 	}
 }
