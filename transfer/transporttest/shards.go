@@ -90,7 +90,7 @@ func testShardRequests(t *testing.T, f Factory) {
 		is      error
 		says    string
 	}{
-		{nil, transfer.ErrInvalid, "0 regions"}, {make([]transfer.RegionID, 65), transfer.ErrInvalid, "65 regions"},
+		{nil, transfer.ErrRanksMissing, "no member"}, {make([]transfer.RegionID, 65), transfer.ErrInvalid, "65 regions"},
 		{[]transfer.RegionID{a, a}, transfer.ErrInvalid, "twice"}, {[]transfer.RegionID{a, 99}, transfer.ErrUnknownRegion, "99"},
 		{[]transfer.RegionID{a}, transfer.ErrPlan, "no region holds heads 2 to 3 of 4"}, {[]transfer.RegionID{b, a}, transfer.ErrPlan, "order of rank"},
 	} {
@@ -102,7 +102,7 @@ func testShardRequests(t *testing.T, f Factory) {
 	q.Present(t, nil)
 	p.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
 	for says, regions := range map[string][]transfer.RegionID{
-		"3 regions for 4": p.D.Regions[:3], "0 regions": nil, "twice": append(slices.Clone(p.D.Regions[:3]), p.D.Regions[0]),
+		"3 regions for 4": p.D.Regions[:3], "no member": nil, "twice": append(slices.Clone(p.D.Regions[:3]), p.D.Regions[0]),
 	} {
 		_, err := p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: regions, Blocks: q.Dst})
 		if err == nil || !strings.Contains(err.Error(), says) {
