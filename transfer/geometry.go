@@ -40,6 +40,12 @@ func newGeometry(pairs []ShardPair, tokens, firstToken uint32, piecesMax int) (g
 	if firstToken == tokens {
 		g.first = g.blocks
 	}
+	if src.Opaque { // the last block goes whole too: nobody knows where a token's bytes lie in it
+		hi, whole := bits.Mul32(g.blocks, g.blockTokens)
+		if g.tokens = whole; hi != 0 {
+			return g, fmt.Errorf("%w: %d blocks of %d tokens", ErrLimit, g.blocks, g.blockTokens)
+		}
+	}
 	units := uint64(g.blocks-g.first) * uint64(g.layers)
 	for i, p := range pairs {
 		parts := (uint64(g.blockTokens)*p.Plan.tokenBytes + PieceMax - 1) / PieceMax

@@ -35,10 +35,14 @@ func (d DType) String() string {
 //	Base + l*LayerStride + b*BlockStride + p*PlaneStride + t*TokenStride + h*HeadStride
 //
 // with p counted from the other end where PlanesReversed (V is stored before K).
+//
+// Of an Opaque layout nobody knows what lies where in a block: it is one plane of BlockTokens*Heads*HeadBytes bytes in one
+// piece, and is copied whole, to a block of the very same form.
 type Layout struct {
 	Fingerprint                                 [32]byte // of the model and everything that changes KV bytes
 	DType                                       DType
 	PlanesReversed                              bool
+	Opaque                                      bool
 	Layers, Blocks, BlockTokens, Planes         uint32
 	Heads, HeadFirst, HeadsTotal                uint32 // this rank holds heads [HeadFirst, HeadFirst+Heads) of HeadsTotal
 	HeadBytes                                   uint32 // head size times the size of a number
@@ -82,7 +86,26 @@ func (l Layout) Validate(size uint64) error {
 	if l.HeadFirst >= l.HeadsTotal || l.Heads > l.HeadsTotal-l.HeadFirst {
 		return fmt.Errorf("%w: heads %d to %d of %d", ErrLayout, l.HeadFirst, uint64(l.HeadFirst)+uint64(l.Heads), l.HeadsTotal)
 	}
+	if l.Opaque {
+		if err := l.validateOpaque(); err != nil {
+			return err
+		}
+	}
 	return l.validateStrides(size)
+}
+
+// validateOpaque wants a block's bytes in one piece.
+func (l Layout) validateOpaque() error {
+	token := uint64(l.Heads) * uint64(l.HeadBytes)
+	switch {
+	case l.Planes != 1:
+		return fmt.Errorf("%w: opaque blocks with %d planes, need 1", ErrLayout, l.Planes)
+	case l.Heads > 1 && l.HeadStride != uint64(l.HeadBytes):
+		return fmt.Errorf("%w: opaque blocks with a head stride of %d, need the %d bytes of a head", ErrLayout, l.HeadStride, l.HeadBytes)
+	case l.BlockTokens > 1 && l.TokenStride != token:
+		return fmt.Errorf("%w: opaque blocks with a token stride of %d, need the %d bytes of %d heads", ErrLayout, l.TokenStride, token, l.Heads)
+	}
+	return nil
 }
 
 type dimension struct {
@@ -137,7 +160,7 @@ func (l *Layout) offset(layer, block, plane, token uint32) uint64 {
 //	offset size field
 //	     0    1 version, 1
 //	     1    1 dtype: 1 F32, 2 F16, 3 BF16, 4 I8, 5 F8_E4M3, 6 F8_E5M2
-//	     2    2 flags: bit 0 planes reversed, others 0
+//	     2    2 flags: bit 0 planes reversed, bit 1 opaque, others 0
 //	     4    4 layers
 //	     8    4 blocks
 //	    12    4 tokens a block
@@ -162,6 +185,7 @@ const LayoutSize = 128
 const (
 	layoutVersion      = 1
 	layoutFlagReversed = 1
+	layoutFlagOpaque   = 2
 )
 
 // MarshalBinary encodes l in LayoutSize bytes. It never fails.
@@ -173,6 +197,9 @@ func (l Layout) AppendBinary(b []byte) ([]byte, error) {
 	var flags uint16
 	if l.PlanesReversed {
 		flags |= layoutFlagReversed
+	}
+	if l.Opaque {
+		flags |= layoutFlagOpaque
 	}
 	b = append(b, layoutVersion, byte(l.DType))
 	b = le.AppendUint16(b, flags)
@@ -196,11 +223,12 @@ func UnmarshalLayout(b []byte) (Layout, error) {
 	}
 	le := binary.LittleEndian
 	flags := le.Uint16(b[2:])
-	if flags&^layoutFlagReversed != 0 || le.Uint32(b[44:]) != 0 {
+	if flags&^(layoutFlagReversed|layoutFlagOpaque) != 0 || le.Uint32(b[44:]) != 0 {
 		return l, fmt.Errorf("%w: unknown flags %#x", ErrLayout, flags)
 	}
 	l.DType = DType(b[1])
 	l.PlanesReversed = flags&layoutFlagReversed != 0
+	l.Opaque = flags&layoutFlagOpaque != 0
 	for i, p := range [...]*uint32{&l.Layers, &l.Blocks, &l.BlockTokens, &l.Planes, &l.Heads, &l.HeadFirst, &l.HeadsTotal, &l.HeadBytes, &l.TPRank, &l.TPSize} {
 		*p = le.Uint32(b[4+4*i:])
 	}

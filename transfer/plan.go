@@ -57,6 +57,9 @@ func PlanCopy(src, dst Layout) (*Plan, error) {
 	if src.Fingerprint != dst.Fingerprint {
 		return nil, fmt.Errorf("%w: fingerprints differ (%x and %x): another model or other cache settings", ErrPlan, src.Fingerprint[:6], dst.Fingerprint[:6])
 	}
+	if err := checkOpaque(&src, &dst); err != nil {
+		return nil, err
+	}
 	first := max(src.HeadFirst, dst.HeadFirst)
 	end := min(src.HeadFirst+src.Heads, dst.HeadFirst+dst.Heads)
 	if end <= first {
@@ -85,6 +88,30 @@ func PlanCopy(src, dst Layout) (*Plan, error) {
 	})
 	p.planesFirst = src.Planes > 1 && p.dims[0].kind == dimPlane && src.PlaneStride > src.BlockStride
 	return p, nil
+}
+
+// checkOpaque says why opaque blocks cannot be copied: they are to be of the same form at both ends.
+func checkOpaque(src, dst *Layout) error {
+	if !src.Opaque && !dst.Opaque {
+		return nil
+	}
+	if src.Opaque != dst.Opaque {
+		return fmt.Errorf("%w: the blocks of one side are opaque, those of the other are not: run both engines on the same processors and attention backend", ErrPlan)
+	}
+	for _, f := range [...]struct {
+		what string
+		a, b uint32
+	}{
+		{"tokens", src.BlockTokens, dst.BlockTokens}, {"tensor-parallel ranks", src.TPSize, dst.TPSize}, {"heads a rank", src.Heads, dst.Heads},
+	} {
+		if f.a != f.b {
+			return fmt.Errorf("%w: opaque blocks of %d and %d %s: only equal ones can be copied", ErrPlan, f.a, f.b, f.what)
+		}
+	}
+	if src.HeadFirst != dst.HeadFirst {
+		return fmt.Errorf("%w: opaque blocks of heads from %d and from %d on: only equal ones can be copied", ErrPlan, src.HeadFirst, dst.HeadFirst)
+	}
+	return nil
 }
 
 // TokenBytes is what one token of one layer takes on the wire.

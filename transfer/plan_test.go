@@ -274,6 +274,8 @@ func FuzzLayout(f *testing.F) {
 	l := testLayout(3, 7, 16, 4, 128)
 	b, _ := l.MarshalBinary()
 	f.Add(b, uint64(1<<20))
+	b, _ = opaqueLayout(3, 7, 32, 4, 128).MarshalBinary()
+	f.Add(b, uint64(1<<20))
 	f.Fuzz(func(t *testing.T, b []byte, size uint64) {
 		l, err := UnmarshalLayout(b)
 		if err != nil {

@@ -96,6 +96,7 @@ func checkShards(ls []Layout, all bool) error {
 			{"layers", first.Layers, l.Layers}, {"blocks", first.Blocks, l.Blocks}, {"tokens a block", first.BlockTokens, l.BlockTokens},
 			{"planes", first.Planes, l.Planes}, {"heads in total", first.HeadsTotal, l.HeadsTotal}, {"bytes a head", first.HeadBytes, l.HeadBytes},
 			{"ranks", first.TPSize, l.TPSize}, {"dtype", uint32(first.DType), uint32(l.DType)},
+			{"opaque", number(first.Opaque), number(l.Opaque)},
 		} {
 			if f.a != f.b {
 				return fmt.Errorf("%w: the regions of a shard set differ: rank %d has %s %d, rank %d has %d", ErrPlan, first.TPRank, f.name, f.a, l.TPRank, f.b)
@@ -112,6 +113,13 @@ func checkShards(ls []Layout, all bool) error {
 		return fmt.Errorf("%w: %d regions for %d tensor-parallel ranks: every rank's is to be filled", ErrPlan, len(ls), first.TPSize)
 	}
 	return checkHeads(ls)
+}
+
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // checkHeads wants each head held exactly once, or by regions that hold the very same heads where there are more ranks

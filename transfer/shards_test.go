@@ -350,6 +350,7 @@ func FuzzShards(f *testing.F) {
 	whole := testLayout(3, 7, 16, 4, 128)
 	f.Add(appendLayouts(nil, shardsOf(whole, 2)), appendLayouts(nil, shardsOf(whole, 4)))
 	f.Add(appendLayouts(nil, shardsOf(whole, 8)), appendLayouts(nil, []Layout{whole}))
+	f.Add(appendLayouts(nil, opaqueShards(whole, 2)), appendLayouts(nil, opaqueShards(whole, 2)))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		const size = 1 << 24
 		var sets [2][]Layout

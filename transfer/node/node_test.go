@@ -480,3 +480,25 @@ func TestConfigRefused(t *testing.T) {
 		}
 	}
 }
+
+// Opaque blocks arrive as they are, the last one too, which the request fills in part only.
+func TestMoveOpaqueKV(t *testing.T) {
+	l := transfer.Layout{DType: transfer.BF16, Opaque: true, Layers: 3, Blocks: 32, BlockTokens: 16, Planes: 1, Heads: 2, HeadsTotal: 2, HeadBytes: 128, TPSize: 1,
+		LayerStride: 32 * 4096, BlockStride: 4096, PlaneStride: 4096, TokenStride: 256, HeadStride: 128}
+	for _, transport := range []string{"tcp", "shm"} {
+		t.Run(transport, func(t *testing.T) {
+			p, d := pair(t, transport, l)
+			pattern(p, 9)
+			fill(d.mem.Bytes(), 0xdd)
+			a := newAttempt(p, d)
+			a.from, a.to, a.tokens, a.first = a.from[:10], a.to[5:15], 149, 16
+			a.bind()
+			a.push(1)
+			if err := p.Handoff(t.Context(), a.pLease, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			d.until(a.nonce, transfer.EventSettled)
+			sameKV(t, a, 0xdd)
+		})
+	}
+}
