@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/headrace/headrace/internal/memfd"
 	"github.com/headrace/headrace/transfer"
-	"github.com/headrace/headrace/transfer/node"
 	"github.com/headrace/headrace/transfer/node/nodeclient"
 	"github.com/headrace/headrace/transfer/node/wire"
 )
@@ -387,15 +385,7 @@ func TestDescribe(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	res, err := http.Get("http://" + r.Admin + "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	var st node.Status
-	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
-		t.Fatal(err)
-	}
+	st := statusOf(t, r.Admin)
 	var about struct {
 		Model       string
 		BlockTokens int `json:"block_tokens"`

@@ -144,19 +144,24 @@ func replaceNode(t *testing.T, old node.Ready, cfg *nodeConfig) node.Ready {
 	return next
 }
 
+func statusOf(t *testing.T, admin string) (st node.Status) {
+	t.Helper()
+	res, err := http.Get("http://" + admin + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
 // draining gives the admin address of the daemon that drains beside another.
 func draining(t *testing.T, of string) (admin string) {
 	t.Helper()
 	eventually(t, "the draining daemon is shown", func() bool {
-		var st node.Status
-		res, err := http.Get("http://" + of + "/status")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
-			t.Fatal(err)
-		}
+		st := statusOf(t, of)
 		if st.Predecessor == nil {
 			return false
 		}
@@ -244,6 +249,7 @@ func TestTakeOverFails(t *testing.T) {
 		if c.wait() == nil {
 			t.Errorf("%s: the successor ended well", what)
 		}
+		eventually(t, "the running daemon takes the cut back", func() bool { return !statusOf(t, r.Admin).Draining })
 		works(t, p, d)
 		fresh := newEngine(t, r.Socket, "fresh", testLayout())
 		if fresh.Info().PID != proc.cmd.Process.Pid {
