@@ -63,7 +63,8 @@ in order, and no process of the engine outlives it, however it ends.
 
 Templates are named with --engine (vllm: with Headrace's connector, which is in this program; vllm-nixl: with vLLM's own
 NixlConnector; vllm-plain: whole requests only) or given with --command. Placeholders in them, and in what stands behind --:
-{model} {model-name} {host} {port} {role} {kv-role} {engine-id} {socket} {node} {gpus} {python} {bind-host}, and {port:NAME} for further
+{model} {model-name} {host} {port} {role} {kv-role} {engine-id} {socket} {node} {gpus} {python}
+{threads} {bind-host}, and {port:NAME} for further
 free ports. --print-command prints what would be started.`,
 		Example: `  headrace engine --engine vllm --model /models/llama --role prefill --etcd 10.0.0.1:2379 --socket /run/headrace/node.sock --listen 10.0.0.7:8001 -- --max-model-len 8192
   headrace engine --engine vllm-plain --model /models/llama --print-command
@@ -81,7 +82,6 @@ free ports. --print-command prints what would be started.`,
 	fs.StringVar(&o.socket, "socket", "", "`path` of the node daemon's unix socket (default DATA-DIR/node.sock)")
 	fs.StringVar(&o.node, "node", "", "`id` of the node daemon (default: the one of that socket on this host)")
 	fs.StringVar(&o.advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
-	fs.StringSliceVar(&o.gpus, "gpus", nil, "GPUs of the engine, as CUDA_VISIBLE_DEVICES has them: `0,1` (default: all)")
 	fs.IntVar(&o.shape.Threads, "threads", 0, "threads on a CPU (default: the engine's choice)")
 	fs.Var(&o.shape.KVMemory, "kv-memory", "KV cache, as 4GiB (default: the engine's choice)")
 	fs.IntVar(&o.shape.BlockTokens, "block-tokens", 0, "tokens of a KV block (default: the engine's choice)")
@@ -109,6 +109,7 @@ func (o *engineFlags) addTemplate(fs *pflag.FlagSet) {
 	fs.StringVar(&o.python, "python", "", "Python `interpreter` that has vLLM (default: the one of the vllm on PATH)")
 	fs.StringVar(&o.connectorPath, "connector-path", "", "`folder` with the connector's package headrace, or installed for the one that pip installed (default: the one in this program)")
 	fs.StringVar(&o.device, "device", "auto", "auto, cpu or cuda: what vLLM runs on")
+	fs.StringSliceVar(&o.gpus, "gpus", nil, "GPUs, as CUDA_VISIBLE_DEVICES has them: `0,1` (default: all)")
 }
 
 // afterDash takes arguments behind -- alone.
@@ -298,7 +299,7 @@ func (o *engineFlags) prepareCommand(ctx context.Context, cfg *sidecar.Config) e
 	}
 	v := &sidecar.Values{
 		Model: o.model, ModelName: o.modelName, Host: host, Port: port, Role: o.role, Socket: o.socket, Node: o.node,
-		GPUs: strings.Join(o.gpus, ","), EngineID: defaultID(o.p.id, "engine", cfg.Addr),
+		GPUs: strings.Join(o.gpus, ","), EngineID: defaultID(o.p.id, "engine", cfg.Addr), Threads: o.shape.Threads,
 	}
 	t, err := o.template(ctx, v)
 	if err != nil {

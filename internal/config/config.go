@@ -56,8 +56,10 @@ func Apply(flags *pflag.FlagSet, src Source) error {
 			if !file.Exists(key) {
 				continue
 			}
-			if err := flags.Set(f.Name, text(file, key)); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %s: %w", src.File, key, err))
+			for _, value := range texts(file, key, f.Value.Type()) {
+				if err := flags.Set(f.Name, value); err != nil {
+					errs = append(errs, fmt.Errorf("%s: %s: %w", src.File, key, err))
+				}
 			}
 			return
 		}
@@ -79,6 +81,19 @@ func envValues(environ []string) map[string]string {
 		}
 	}
 	return values
+}
+
+// texts are what a flag is set to, one after the other. An array's values may have commas in them.
+func texts(k *koanf.Koanf, key, kind string) []string {
+	list, ok := k.Get(key).([]any)
+	if !ok || kind != "stringArray" {
+		return []string{text(k, key)}
+	}
+	words := make([]string, len(list))
+	for i, v := range list {
+		words[i] = fmt.Sprint(v)
+	}
+	return words
 }
 
 // text writes a YAML value as a person would type it after the flag.

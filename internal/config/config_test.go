@@ -20,7 +20,7 @@ func write(t *testing.T, name, text string, mode os.FileMode) string {
 }
 
 func known(word string) bool {
-	return strings.Contains(" listen etcd threads data-dir kv-memory router node ", " "+word+" ")
+	return strings.Contains(" listen env etcd threads data-dir kv-memory router node ", " "+word+" ")
 }
 
 func TestStrengthRisesFromFileToEnvToFlag(t *testing.T) {
@@ -30,6 +30,7 @@ etcd: [a:1, b:2]
 threads: 3
 data-dir: file-top
 kv-memory: 1GiB
+env: ["A=1,2", B=3]
 router:
   threads: 4
 node:
@@ -40,6 +41,7 @@ node:
 	etcd := fs.StringSlice("etcd", nil, "")
 	threads := fs.Int("threads", 0, "")
 	dir := fs.String("data-dir", "default", "")
+	env := fs.StringArray("env", nil, "")
 	untouched := fs.String("other", "default", "")
 	memory := Size(1)
 	fs.Var(&memory, "kv-memory", "")
@@ -51,8 +53,8 @@ node:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *listen != "flag" || *dir != "env" || *threads != 4 || strings.Join(*etcd, " ") != "a:1 b:2" || memory != 1<<30 || *untouched != "default" {
-		t.Errorf("listen %q data-dir %q threads %d etcd %q kv-memory %d other %q", *listen, *dir, *threads, *etcd, memory, *untouched)
+	if *listen != "flag" || *dir != "env" || *threads != 4 || strings.Join(*etcd, " ") != "a:1 b:2" || memory != 1<<30 || *untouched != "default" || strings.Join(*env, " ") != "A=1,2 B=3" {
+		t.Errorf("listen %q data-dir %q threads %d etcd %q kv-memory %d other %q env %q", *listen, *dir, *threads, *etcd, memory, *untouched, *env)
 	}
 }
 

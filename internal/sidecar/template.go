@@ -56,7 +56,7 @@ func (t *Template) check() error {
 // placeholders are those that there are.
 var placeholders = map[string]string{
 	"model": "", "model-name": "", "host": "", "port": "", "role": "", "kv-role": "", "engine-id": "", "socket": "", "node": "",
-	"gpus": "", "python": "", "bind-host": "",
+	"gpus": "", "python": "", "bind-host": "", "threads": "",
 }
 
 func knownPlaceholder(name string) error {
@@ -82,6 +82,7 @@ type Values struct {
 	Node      string
 	GPUs      string
 	Python    string
+	Threads   int
 	// Ports are those that {port:NAME} got.
 	Ports map[string]int
 	// FreePort finds one more; nil takes one that the kernel has to spare on Host.
@@ -96,15 +97,15 @@ type Command struct {
 
 // Line writes the command as one may paste it into a shell.
 func (c *Command) Line() string {
-	env := make([]string, len(c.Env))
-	for i, e := range c.Env { // a shell takes 'NAME=x' in quotes for a program's name
+	var line []string
+	for _, e := range c.Env { // a shell takes 'NAME=x' in quotes for a program's name
 		name, value, _ := strings.Cut(e, "=")
 		if value = JoinWords([]string{value}); value == "''" {
 			value = ""
 		}
-		env[i] = name + "=" + value
+		line = append(line, name+"="+value)
 	}
-	return strings.Join(append(env, JoinWords(c.Words)), " ")
+	return strings.Join(append(line, JoinWords(c.Words)), " ")
 }
 
 // Expand puts values into the template. It adds the ports it takes to v.Ports.
@@ -144,6 +145,8 @@ func (v *Values) lookup(name string) (string, error) {
 		value = v.Host
 	case "port":
 		return strconv.Itoa(v.Port), nil
+	case "threads":
+		return strconv.Itoa(max(1, v.Threads)), nil
 	case "bind-host":
 		value = bindHost(v.Host)
 	case "role":

@@ -95,7 +95,7 @@ func bePart(kind string, args []string) error {
 		return errors.New("cannot go on")
 	case "up":
 		return Up(ctx, testOptions(args[0]))
-	case "node", "worker", "router":
+	case "node", "worker", "engine", "router":
 		return beListed(ctx, kind, args)
 	}
 	return fmt.Errorf("no part %q", kind)
@@ -128,6 +128,14 @@ func beListed(ctx context.Context, kind string, args []string) error {
 		}
 	case "worker":
 		_, err = reg.Announce(ctx, registry.KindWorker, id, registry.Worker{ID: id, PID: os.Getpid(), Host: host, NodeData: socket, Role: option(args, "role")})
+		if err != nil {
+			return err
+		}
+	case "engine": // one that has nothing to do with node daemons
+		if option(args, "dialect") == "none" {
+			return errors.New("the engine died at its start: it said nothing")
+		}
+		_, err = reg.Announce(ctx, registry.KindWorker, id, registry.Worker{ID: id, PID: os.Getpid(), Host: host, Role: option(args, "role"), Model: strings.Join(args, " ")})
 		if err != nil {
 			return err
 		}
@@ -172,6 +180,12 @@ func testOptions(dir string) *Options {
 		Model:  filepath.Join(dir, "m.gguf"), Prefill: 1, Decode: 2, Nodes: 2,
 		Listen: "127.0.0.1:0", DataDir: filepath.Join(dir, "data"), Transport: "auto", CPUs: 2, Exe: os.Args[0],
 		ReadyFile: filepath.Join(dir, "ready.json"), Hard: make(chan struct{}),
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "engine.json")); err == nil {
+		o.Prefill, o.Engine = 0, &Engine{}
+		if err := json.Unmarshal(data, o.Engine); err != nil {
+			panic(err)
+		}
 	}
 	o.Logger, _ = config.NewLogger(os.Stderr, "error", "text")
 	return o

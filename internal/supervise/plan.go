@@ -42,6 +42,7 @@ type Options struct {
 	Threads   int              // of each worker; 0 shares the machine's cores between them
 	KVMemory  config.Size      // of each worker; 0 for the worker's own choice
 	Shapes    map[string]Shape // of workers' caches, by role
+	Engine    *Engine          // runs these in place of workers; nil for Headrace's own
 	CPUs      int              // the machine's
 	Exe       string
 	ReadyFile string          // written once requests can be served, removed at the end
@@ -59,10 +60,30 @@ type Shape struct {
 	BlockTokens    int
 }
 
+// Engine says how engines of another kind are run, each by a `headrace engine`.
+type Engine struct {
+	Flags    []string      // of `headrace engine`, the same for all
+	Args     []string      // of the engine itself
+	Attaches bool          // it speaks with its node daemon, and is not ready before it does
+	Whole    bool          // it serves whole requests only, so that there are no roles
+	GPUs     []string      // shared out in order, as many to each as it has ranks; none for engines on the CPU
+	Start    time.Duration // how long it may take until it serves
+}
+
+// engineStop is how long an engine may take to end once its requests have.
+const engineStop = 15 * time.Second
+
 // Validate finds what cannot be meant.
 func (o *Options) Validate() error {
+	if err := o.validateEngine(); err != nil {
+		return config.Misused(err)
+	}
+	least := 1
+	if o.Engine != nil {
+		least = 0 // all of them then prefill and decode
+	}
 	switch {
-	case o.Prefill < 1 || o.Decode < 1 || o.Nodes < 1:
+	case o.Prefill < least || o.Decode < 1 || o.Nodes < 1:
 		return config.Misused(fmt.Errorf("--prefill %d --decode %d --nodes %d: at least one of each is needed", o.Prefill, o.Decode, o.Nodes))
 	case o.Prefill+o.Decode > partsMax:
 		return config.Misused(fmt.Errorf("--prefill %d --decode %d: at most %d workers on one machine", o.Prefill, o.Decode, partsMax))
@@ -85,6 +106,27 @@ func (o *Options) Validate() error {
 	}
 	return nil
 }
+
+// validateEngine finds what cannot be meant of engines of another kind.
+func (o *Options) validateEngine() error {
+	e := o.Engine
+	if e == nil {
+		return nil
+	}
+	if e.Whole && o.Prefill > 0 {
+		return fmt.Errorf("--prefill %d: this engine serves whole requests only; use --prefill 0 --decode %d", o.Prefill, o.Prefill+o.Decode)
+	}
+	if need := o.Ranks(); len(e.GPUs) > 0 && need != len(e.GPUs) {
+		return fmt.Errorf("--gpus names %d GPUs for %d engines that need %d: name as many, or change --prefill, --decode, --prefill-tp or --decode-tp", len(e.GPUs), o.Prefill+o.Decode, need)
+	}
+	return nil
+}
+
+// Ranks is how many GPUs the engines need.
+func (o *Options) Ranks() int { return o.Prefill*o.ranks("prefill") + o.Decode*o.ranks("decode") }
+
+// ranks is how many GPUs an engine of a role has.
+func (o *Options) ranks(role string) int { return max(1, o.Shapes[role].TensorParallel) }
 
 // part is one child of the plan.
 type part struct {
@@ -118,22 +160,22 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 	if threads == 0 {
 		threads = max(1, o.CPUs/(o.Prefill+o.Decode))
 	}
+	gpus := o.gpus()
 	worker := func(role string, i, node int) {
-		args := []string{"--role", role, "--model", o.Model, "--listen", "127.0.0.1:0",
-			"--socket", d.Socket(fmt.Sprintf("node-%d", node)), "--threads", strconv.Itoa(threads)}
-		if o.KVMemory > 0 {
-			args = append(args, "--kv-memory", o.KVMemory.String())
+		args := o.workerArgs(role, d.Socket(fmt.Sprintf("node-%d", node)), threads)
+		if o.Engine == nil {
+			parts = append(parts, make("worker", fmt.Sprintf("%s-%d", role, i), 5*time.Second, args...))
+			return
 		}
-		if s := o.Shapes[role]; s.TensorParallel > 0 {
-			args = append(args, "--tensor-parallel", strconv.Itoa(s.TensorParallel))
+		name := fmt.Sprintf("%s-%d", role, i)
+		if o.Prefill == 0 {
+			name = fmt.Sprintf("engine-%d", i)
 		}
-		if s := o.Shapes[role]; s.BlockTokens > 0 {
-			args = append(args, "--block-tokens", strconv.Itoa(s.BlockTokens))
-		}
-		if o.ModelName != "" {
-			args = append(args, "--model-name", o.ModelName)
-		}
-		parts = append(parts, make("worker", fmt.Sprintf("%s-%d", role, i), 5*time.Second, args...))
+		args = append(args, gpus(role)...)
+		p := make("engine", name, drainTimeout+engineStop+5*time.Second, args...)
+		p.kind = "worker"
+		p.spec.Args = append(append(p.spec.Args, "--"), o.Engine.Args...)
+		parts = append(parts, p)
 	}
 	first := (o.Nodes + 1) / 2 // node daemons for prefill
 	for i := range o.Prefill {
@@ -145,4 +187,43 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 	router := make("router", "router-0", drainTimeout+5*time.Second, "--drain-timeout", drainTimeout.String(), "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
 	router.spec.Files = []*os.File{listener}
 	return append(parts, router)
+}
+
+// workerArgs are the flags of a worker, or of an engine in its place.
+func (o *Options) workerArgs(role, socket string, threads int) []string {
+	listed := role
+	if o.Prefill == 0 {
+		listed = "both"
+	}
+	args := []string{"--role", listed, "--model", o.Model, "--listen", "127.0.0.1:0", "--socket", socket, "--threads", strconv.Itoa(threads)}
+	if o.KVMemory > 0 {
+		args = append(args, "--kv-memory", o.KVMemory.String())
+	}
+	if s := o.Shapes[role]; s.TensorParallel > 0 {
+		args = append(args, "--tensor-parallel", strconv.Itoa(s.TensorParallel))
+	}
+	if s := o.Shapes[role]; s.BlockTokens > 0 {
+		args = append(args, "--block-tokens", strconv.Itoa(s.BlockTokens))
+	}
+	if o.ModelName != "" {
+		args = append(args, "--model-name", o.ModelName)
+	}
+	if o.Engine != nil {
+		args = append(args, "--drain-timeout", drainTimeout.String(), "--stop-timeout", engineStop.String())
+		args = append(args, o.Engine.Flags...)
+	}
+	return args
+}
+
+// gpus gives each engine that asks its own.
+func (o *Options) gpus() func(role string) []string {
+	next := 0
+	return func(role string) []string {
+		if o.Engine == nil || len(o.Engine.GPUs) == 0 {
+			return nil
+		}
+		mine := o.Engine.GPUs[next : next+o.ranks(role)]
+		next += len(mine)
+		return []string{"--gpus", strings.Join(mine, ",")}
+	}
 }

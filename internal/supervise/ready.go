@@ -15,15 +15,24 @@ import (
 // healthEvery is how often the router is asked whether it is ready; it has no other way to tell.
 const healthEvery = 20 * time.Millisecond
 
+// doingEvery is how often those that wait are shown what the engines do.
+const doingEvery = 10 * time.Second
+
 // awaitReady returns when a request can be served: every part is listed by the process that runs now, every worker
 // has its node daemon, and the router says that it is healthy, has a model to offer and sees the workers as we do: what
 // it learnt a moment before their daemons would be served whole.
 func (u *upper) awaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not everything was up within %s", startTimeout))
+	patience := startTimeout
+	if u.o.Engine != nil {
+		patience = u.o.Engine.Start
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not everything was up within %s", patience))
 	defer cancel()
 	said := ""
 	ticker := time.NewTicker(healthEvery)
 	defer ticker.Stop()
+	slow := time.NewTicker(doingEvery)
+	defer slow.Stop()
 	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
 		changed := u.table.Changed()
@@ -42,6 +51,8 @@ func (u *upper) awaitReady(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-tick:
+		case <-slow.C:
+			u.doing()
 		case e := <-u.exits:
 			if !e.Signalled {
 				return fmt.Errorf("start %s: %s", e.Name, u.explain(e))
@@ -80,7 +91,7 @@ func (u *upper) missing(view *registry.View) string {
 			ok = there && n.PID == pids[p.spec.Name]
 		case "worker":
 			w, there := view.Worker(p.id)
-			ok = there && w.PID == pids[p.spec.Name] && w.NodeData != ""
+			ok = there && w.PID == pids[p.spec.Name] && (w.NodeData != "" || !u.attaches())
 		case "router":
 			r, there := view.Router(p.id)
 			ok = there && r.PID == pids[p.spec.Name]
@@ -91,6 +102,21 @@ func (u *upper) missing(view *registry.View) string {
 	}
 	return strings.Join(names, ", ")
 }
+
+// doing shows what engines of another kind, whose start takes its time, say meanwhile.
+func (u *upper) doing() {
+	if u.o.Engine == nil {
+		return
+	}
+	for _, p := range u.parts {
+		if line := u.group.LastLine(p.spec.Name); p.kind == "worker" && line != "" {
+			u.progress("  %s: %.150s", p.spec.Name, line)
+		}
+	}
+}
+
+// attaches tells whether workers are not ready without a node daemon.
+func (u *upper) attaches() bool { return u.o.Engine == nil || u.o.Engine.Attaches }
 
 func (u *upper) routerServes(ctx context.Context, client *http.Client) bool {
 	url := "http://" + dialable(u.addr)
@@ -116,7 +142,7 @@ func (u *upper) routerSees(ctx context.Context, client *http.Client, view *regis
 		}
 		paired := map[string]bool{}
 		for _, w := range seen.Workers {
-			paired[w.ID] = w.NodeData != ""
+			paired[w.ID] = w.NodeData != "" || !u.attaches()
 		}
 		for _, w := range u.parts {
 			if w.kind == "worker" && !paired[w.id] {

@@ -147,6 +147,17 @@ func (g *Group) PIDs() map[string]int {
 	return maps.Clone(g.pids)
 }
 
+// LastLine is the last line of a child's log.
+func (g *Group) LastLine(name string) string {
+	g.mu.Lock()
+	c := g.children[name]
+	g.mu.Unlock()
+	if c == nil {
+		return ""
+	}
+	return c.sink.lastLine()
+}
+
 // Stop ends the named children together: SIGTERM, and SIGKILL after each one's grace or when hard closes.
 func (g *Group) Stop(hard <-chan struct{}, names ...string) {
 	var wg sync.WaitGroup

@@ -75,6 +75,9 @@ func (u *upper) progress(format string, args ...any) {
 
 // checkModel looks at the first bytes, so that a wrong path is one clear line and not that of a worker.
 func (u *upper) checkModel(context.Context) error {
+	if u.o.Engine != nil {
+		return nil // it knows its models
+	}
 	path, err := filepath.Abs(u.o.Model)
 	if err != nil {
 		return fmt.Errorf("open model: %w", err)
