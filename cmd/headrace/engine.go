@@ -389,13 +389,13 @@ func (o *engineFlags) checkModel(v *sidecar.Values) error {
 // connector finds the folder to put in front of PYTHONPATH; "" for a connector that is installed.
 func (o *engineFlags) connector(p *sidecar.Python) (string, error) {
 	switch {
-	case o.connectorPath == "installed" || o.connectorPath == "" && p.Headrace != "":
+	case o.connectorPath == "": // the one that was built with this program, whatever else is installed
+		return unpackConnector()
+	case o.connectorPath == "installed":
 		if p.Headrace == "" {
-			return "", fmt.Errorf("%s has no package headrace: pip install it, or leave --connector-path out", p.Executable)
+			return "", fmt.Errorf("%s has no package headrace: install it (headrace connector wheel . && pip install headrace-*.whl), or leave --connector-path out", p.Executable)
 		}
 		return "", nil
-	case o.connectorPath == "":
-		return "", fmt.Errorf("%s has no package headrace; name the folder that has it with --connector-path", p.Executable)
 	}
 	dir, err := filepath.Abs(o.connectorPath)
 	if err != nil {

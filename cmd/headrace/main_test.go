@@ -101,6 +101,8 @@ func TestMisuseIsOneLineAndStatus2(t *testing.T) {
 		"engine --command x --device tpu":    "use auto, cpu or cuda",
 		"engine --command x --listen 80":     "use HOST:PORT",
 		"engine --engine vllm":               "--model is needed",
+		"connector whale":                    `did you mean "wheel"?`,
+		"connector wheel":                    "name one folder",
 		"tinymodel":                          "--out is needed",
 		"bench transfer --transport pigeon":  "choose tcp, shm, rdma or all",
 		"bench transfer --part all":          "choose of",
@@ -162,6 +164,18 @@ func TestJSONIsJSON(t *testing.T) {
 	}
 	if status, out, _ := call(t); status != exitDone || !strings.Contains(out, "Usage:") {
 		t.Errorf("no arguments: status %d, wrote %q", status, out)
+	}
+}
+
+func TestConnectorIsHandedOut(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	status, out, errOut := call(t, "connector", "path")
+	if _, err := os.Stat(filepath.Join(strings.TrimSpace(out), "headrace", "client.py")); status != exitDone || err != nil {
+		t.Errorf("path: status %d, wrote %q and %q, %v", status, out, errOut, err)
+	}
+	status, out, errOut = call(t, "connector", "wheel", t.TempDir())
+	if info, err := os.Stat(strings.TrimSpace(out)); status != exitDone || err != nil || info.Size() == 0 {
+		t.Errorf("wheel: status %d, wrote %q and %q, %v", status, out, errOut, err)
 	}
 }
 

@@ -123,7 +123,7 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 func (a *app) greet(o *supervise.Options, s *supervise.State) {
 	parts := fmt.Sprintf("%d prefill, %d decode", o.Prefill, o.Decode)
 	if o.Prefill == 0 {
-		parts = fmt.Sprintf("%d engines", o.Decode)
+		parts = fmt.Sprintf("%d for whole requests", o.Decode)
 	}
 	fmt.Fprintf(a.out, `Headrace serves at %s (%s, %d node). Logs: %s. Ctrl-C stops it.
 Try it:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/internal/registry"
+	"github.com/headrace/headrace/internal/sidecar"
 )
 
 const (
@@ -41,8 +42,9 @@ type Router struct {
 // Worker is a listed worker.
 type Worker struct {
 	registry.Worker
-	Status *WorkerStatus `json:"status,omitempty"`
-	Error  string        `json:"error,omitempty"`
+	Status  *WorkerStatus `json:"status,omitempty"`  // of Headrace's own
+	Figures *Figures      `json:"figures,omitempty"` // of engines of another kind
+	Error   string        `json:"error,omitempty"`
 }
 
 // WorkerStatus is what is shown of a worker's /status.
@@ -67,13 +69,8 @@ type Node struct {
 
 // NodeStatus is what is shown of a node daemon's /status.
 type NodeStatus struct {
-	Engines []struct {
-		EngineID string          `json:"engine_id"`
-		MemberOf string          `json:"member_of,omitempty"`
-		Leases   int             `json:"leases"`
-		About    json.RawMessage `json:"about,omitempty"` // what it says of itself
-	} `json:"engines"`
-	Leases   []Lease `json:"leases"`
+	Engines  []Attached `json:"engines"`
+	Leases   []Lease    `json:"leases"`
 	Unusable []struct {
 		Node   string `json:"node"`
 		Reason string `json:"reason"`
@@ -243,6 +240,10 @@ func Gather(ctx context.Context, endpoints []string, view *registry.View) *Repor
 	for i, w := range view.Workers {
 		wg.Go(func() {
 			r.Workers[i].Worker = w
+			if foreign(&w) {
+				r.Workers[i].Figures, r.Workers[i].Error = askEngine(ctx, client, w.Addr)
+				return
+			}
 			r.Workers[i].Status, r.Workers[i].Error = ask[*WorkerStatus](ctx, client, w.Addr)
 		})
 	}
@@ -289,6 +290,7 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	r.printRouters(t)
 	r.printWorkers(t)
+	r.printEngines(t)
 	r.printNodes(t)
 	r.printChannels(t)
 	r.printRails(t)
@@ -300,8 +302,11 @@ func (r *Report) Print(w io.Writer, asJSON bool) error {
 
 // problem is what to show as a part's state.
 func (w *Worker) problem() string {
-	if w.Error == "" && w.Status != nil {
+	switch {
+	case w.Error == "" && w.Status != nil:
 		return w.Status.NodeProblem
+	case w.Error == "" && w.Dialect == sidecar.DialectVLLM && w.NodeData == "":
+		return "its connector is not with a node daemon: it serves whole requests only"
 	}
 	return w.Error
 }
@@ -332,6 +337,9 @@ func (r *Report) printWorkers(t io.Writer) {
 			blocks = fmt.Sprintf("%d/%d/%d/%d", s.BlocksTotal-s.BlocksFree, s.BlocksFree, s.BlocksLeased, s.BlocksTotal)
 			running, waiting = fmt.Sprint(s.Running), fmt.Sprint(s.Waiting)
 		}
+		if f := w.Figures; f != nil {
+			blocks, running, waiting = f.blocks(w.Blocks), count(f.Running), count(f.Waiting)
+		}
 		node := w.NodeID
 		if node == "" {
 			node = "none"
@@ -346,7 +354,7 @@ func (r *Report) printNodes(t io.Writer) {
 	for _, n := range r.Nodes {
 		engines, leases := "-", "-"
 		if n.Status != nil {
-			engines, leases = fmt.Sprint(len(n.Status.Engines)), fmt.Sprint(len(n.Status.Leases))
+			engines, leases = fmt.Sprint(n.Status.whole()), fmt.Sprint(len(n.Status.Leases))
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", n.ID, n.Host, n.DataAddr, engines, leases, n.PID, since(n.Started), state(n.problem()))
 	}

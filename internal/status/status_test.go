@@ -26,9 +26,27 @@ func serve(t *testing.T, body string) string {
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
+// serveEngine is a vLLM's pages.
+func serveEngine(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/health":
+		case "/metrics":
+			_, _ = io.WriteString(w, "vllm:num_requests_running 3.0\nvllm:num_requests_waiting 4.0\nvllm:kv_cache_usage_perc 0.25\n")
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
 func view(t *testing.T) *registry.View {
 	return &registry.View{
-		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e","about":{"engine":"vllm"}},{"engine_id":"e/0","member_of":"e"}],
+		Nodes: []registry.Node{{ID: "node-0", Host: "h", PID: 4, Started: time.Now(), Admin: serve(t, `{"engines":[{"engine_id":"e","about":{"engine":"vllm"}},{"engine_id":"e/0","member_of":"e"},
+			{"engine_id":"vllm-0","leases":2},{"engine_id":"vllm-0/0","member_of":"vllm-0","regions":[{"bytes":1048576,"kind":"memory"}]},
+			{"engine_id":"vllm-0/1","member_of":"vllm-0","regions":[{"bytes":1048576,"kind":"memory"}]}],
 			"leases":[{"side":"target","state":"bound","engine":"e","peer_node":"node-1","tokens":9,"pieces_wanted":4,"pieces_done":1}],
 			"channels":[{"peer_node":"node-1","transport":"tcp","why":"another host","fencing":"by windows","lanes":4,"lanes_up":4,"sent_bytes_per_s":3145728,"speed_bytes_per_s":2147483648,"backlog_bytes":2048,"rtt_us":41.6,
 			"pieces_altered":1,"methods":[{"direction":"send","run_bytes":256,"mode":"staged"},{"direction":"send","run_bytes":65536,"mode":"direct"},
@@ -39,6 +57,10 @@ func view(t *testing.T) *registry.View {
 			{"device":"mlx5_1","port":1,"numa_node":-1,"physical_function":"0000:3b:00.0","virtual_function":0,"used":false,"reason":"it is down"}]}]}`)}},
 		Workers: []registry.Worker{
 			{ID: "decode-0", Role: "decode", Model: "m", Addr: serve(t, `{"running":1,"waiting":2,"blocks_total":10,"blocks_free":7,"blocks_leased":3}`)},
+			{ID: "vllm-0", Role: "decode", Model: "m", Addr: serveEngine(t), Dialect: "vllm", Engine: "vllm 0.32.0", BlockTokens: 32, Blocks: 1000, ContextTokens: 2048,
+				TensorParallel: 2, Opaque: true, Layout: "2 layers of 4 KiB", Fingerprint: "0123456789abcdef", Events: "h:5", NodeID: "node-0", NodeData: "h:7"},
+			{ID: "alone-0", Role: "both", Addr: serveEngine(t), Dialect: "vllm"},
+			{ID: "ill-0", Role: "both", Addr: serve(t, ""), Dialect: "openai"},
 			{ID: "dead-0", Addr: "127.0.0.1:1"},
 			{ID: "odd-0", Addr: serve(t, "no JSON")},
 		},
@@ -55,6 +77,8 @@ func TestGatherAndPrint(t *testing.T) {
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2", "connection refused", "read /status: invalid",
+		"vllm-0 decode m node-0 250/750/-/1000 3 4 0 - ok", "alone-0 both none - 3 4 0 - its connector is not with a node daemon", "ill-0 both none - - - 0 - GET /health: 404",
+		"vllm-0 vllm 0.32.0 vllm 32 2048 2 2.0 MiB in 2 (memory) 2 0123456789ab h:5 2 layers of 4 KiB (opaque", "alone-0 - vllm - - - - - - - -",
 		"node-0 h 2 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
 			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host; fences by windows", "node-0 e target node-1 bound 9 1/4",
 		"node-0 mlx5_0:1 eth0 0000:3b:00.0 1 PF, 1/8 VFs active 200 Gb/s 4096 10.0.0.1 (RoCE v2, index 3) yes IPv4 address 10.0.0.1",
