@@ -388,10 +388,10 @@ func (o *engineFlags) checkModel(v *sidecar.Values) error {
 
 // connector finds the folder to put in front of PYTHONPATH; "" for a connector that is installed.
 func (o *engineFlags) connector(p *sidecar.Python) (string, error) {
-	switch {
-	case o.connectorPath == "": // the one that was built with this program, whatever else is installed
+	switch o.connectorPath {
+	case "": // the one that was built with this program, whatever else is installed
 		return unpackConnector()
-	case o.connectorPath == "installed":
+	case "installed":
 		if p.Headrace == "" {
 			return "", fmt.Errorf("%s has no package headrace: install it (headrace connector wheel . && pip install headrace-*.whl), or leave --connector-path out", p.Executable)
 		}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,6 +66,7 @@ func (r *Registry) Keep(kind Kind, id string, value any) (*Announcement, error) 
 		return nil, fmt.Errorf("announce %s %s: this process has announced it already", kind, id)
 	}
 	r.entries[a.key] = a
+	delete(r.doomed, a.key)
 	if !r.keeping {
 		r.keeping = true
 		r.wg.Add(1)
@@ -132,7 +135,7 @@ func (a *Announcement) Update(value any) error {
 	return nil
 }
 
-// Close deletes the entry. When etcd cannot be reached the entry goes with the process's lease.
+// Close deletes the entry. When etcd cannot be reached it is deleted as soon as it can, or goes with the process's lease.
 func (a *Announcement) Close() error {
 	r := a.r
 	r.mu.Lock()
@@ -153,7 +156,37 @@ func (a *Announcement) Close() error {
 	// A successor with the same id may have put its own already; that one stays.
 	mine := clientv3.Compare(clientv3.LeaseValue(a.key), "=", lease)
 	if _, err := r.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		r.mu.Lock()
+		if r.entries[a.key] == nil { // nobody has announced it again meanwhile
+			r.doomed[a.key] = struct{}{}
+		}
+		r.mu.Unlock()
+		r.wake()
 		return fmt.Errorf("delete %s: %w", a.key, err)
+	}
+	return nil
+}
+
+// deleteDoomed deletes what Close could not.
+func (r *Registry) deleteDoomed(lease clientv3.LeaseID) error {
+	r.mu.Lock()
+	keys := slices.Collect(maps.Keys(r.doomed))
+	r.mu.Unlock()
+	for _, key := range keys {
+		ctx, cancel := context.WithTimeout(r.ctx, callTimeout)
+		mine := clientv3.Compare(clientv3.LeaseValue(key), "=", lease)
+		_, err := r.cli.Txn(ctx).If(mine).Then(clientv3.OpDelete(key)).Commit()
+		cancel()
+		if err != nil {
+			return fmt.Errorf("delete %s: %w", key, err)
+		}
+		r.mu.Lock()
+		delete(r.doomed, key)
+		a := r.entries[key]
+		if a != nil { // it was announced again while it was deleted
+			a.dirty = true
+		}
+		r.mu.Unlock()
 	}
 	return nil
 }
@@ -220,7 +253,7 @@ func (r *Registry) maintain(renew bool, renewed *time.Time) error {
 
 func (r *Registry) maintainOnce(renew bool, renewed *time.Time) error {
 	r.mu.Lock()
-	lease, idle := r.lease, len(r.entries) == 0
+	lease, idle := r.lease, len(r.entries) == 0 && len(r.doomed) == 0
 	r.mu.Unlock()
 	switch {
 	case lease == 0 && idle:
@@ -243,6 +276,9 @@ func (r *Registry) maintainOnce(renew bool, renewed *time.Time) error {
 			return fmt.Errorf("renew lease: %w", err)
 		}
 		*renewed = time.Now()
+	}
+	if err := r.deleteDoomed(lease); err != nil {
+		return err
 	}
 	for {
 		a, value := r.nextDirty()
@@ -295,6 +331,7 @@ func (r *Registry) dropLease() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lease = 0
+	clear(r.doomed) // they went with it
 	for _, a := range r.entries {
 		a.dirty = true
 	}

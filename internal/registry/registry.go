@@ -58,7 +58,8 @@ type Registry struct {
 	keeping   bool
 	lease     clientv3.LeaseID // 0 while there is none
 	entries   map[string]*Announcement
-	abandons  bool // Close leaves the lease to expire, as a killed process does
+	doomed    map[string]struct{} // keys that could not be deleted
+	abandons  bool                // Close leaves the lease to expire, as a killed process does
 }
 
 // Open connects to etcd. An etcd that is not there yet is no error: calls wait for it within their own deadlines.
@@ -101,7 +102,7 @@ func Open(ctx context.Context, cfg Config) (*Registry, error) {
 	return &Registry{
 		cli: cli, ttl: cfg.TTL, log: cfg.Logger, resyncEvery: resyncEvery,
 		ctx: rctx, cancel: cancel, kick: make(chan struct{}, 1),
-		entries: map[string]*Announcement{},
+		entries: map[string]*Announcement{}, doomed: map[string]struct{}{},
 	}, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -379,4 +380,37 @@ func FuzzDecodeEntry(f *testing.F) {
 			t.Fatalf("%q splits into %q %q, %v", key, kind, id, err)
 		}
 	})
+}
+
+// A worker that is taken out while etcd does not answer must not stay listed because its process goes on renewing the lease.
+func TestClosedWhileEtcdIsAwayIsDeletedLater(t *testing.T) {
+	p := startEtcdProcess(t, t.TempDir())
+	r := openTTL(t, p.addr, time.Minute)
+	kept := announce(t, r, KindWorker, "w", Worker{ID: "w"})
+	other := announce(t, r, KindWorker, "x", Worker{ID: "x"})
+	table := watch(t, open(t, p.addr))
+	await(t, table, "both", func(v *View) bool { return len(v.Workers) == 2 })
+	signalEtcd(t, p, syscall.SIGSTOP)
+	err := kept.Close()
+	err2 := other.Close()
+	again, err3 := r.Keep(KindWorker, "x", Worker{ID: "x", Model: "new"})
+	signalEtcd(t, p, syscall.SIGCONT)
+	if err == nil || err2 == nil || err3 != nil {
+		t.Errorf("closed with %v and %v, announced again with %v", err, err2, err3)
+	}
+	await(t, table, "w gone and x new", func(v *View) bool {
+		_, w := v.Worker("w")
+		x, _ := v.Worker("x")
+		return !w && x.Model == "new"
+	})
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func signalEtcd(t *testing.T, p *etcdProcess, sig syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -127,7 +127,8 @@ func (f *fakeEngine) get(name string) string {
 	return f.values[name]
 }
 
-// actEngine is the fake. Its arguments after the address: "slow" waits for a POST to /set?up=1, "dies" ends with a
+// actEngine is the fake. Its arguments after the address: "slow" waits for /set?up=1, "raises" writes a traceback and
+// goes on, "dies" ends with a
 // traceback, "stubborn" ignores SIGTERM, "orphans" leaves its child when it ends.
 func actEngine(args []string) error {
 	addr, args := args[0], args[1:]
@@ -135,6 +136,9 @@ func actEngine(args []string) error {
 		fmt.Fprint(os.Stderr, "(EngineCore pid=12) Traceback (most recent call last):\n(EngineCore pid=12)   File \"core.py\", line 3\n"+
 			"(EngineCore pid=12) ValueError: no room for the KV cache\nTraceback (most recent call last):\nRuntimeError: Engine core initialization failed.\n")
 		os.Exit(3)
+	}
+	if slices.Contains(args, "raises") {
+		fmt.Fprint(os.Stderr, "Traceback (most recent call last):\nzmq.error.ZMQError: Address already in use\n")
 	}
 	if os.Getenv("FAKE") != "1" || os.Getenv("HOME") == "" {
 		return errors.New("the environment is not what it should be")

@@ -21,6 +21,7 @@ import (
 
 const (
 	probeEvery   = time.Second
+	hangTimeout  = 2 * time.Minute
 	probeTimeout = 2 * time.Second
 	startEvery   = 250 * time.Millisecond
 	saidEvery    = 5 * time.Second
@@ -65,10 +66,13 @@ type Config struct {
 	DrainTimeout time.Duration
 	StopTimeout  time.Duration
 	ProbeEvery   time.Duration
-	Output       io.Writer // the engine's lines go here
-	Logger       *slog.Logger
-	OnReady      func(registry.Worker) // called once, when it was listed first
-	Hurry        <-chan struct{}       // closed when there is no time for an orderly end
+	// HangTimeout is how long an engine that raised an exception at its start may be silent: some of its processes end of
+	// it, and the others wait for them for ever.
+	HangTimeout time.Duration
+	Output      io.Writer // the engine's lines go here
+	Logger      *slog.Logger
+	OnReady     func(registry.Worker) // called once, when it was listed first
+	Hurry       <-chan struct{}       // closed when there is no time for an orderly end
 }
 
 func (c *Config) defaults() {
@@ -81,6 +85,7 @@ func (c *Config) defaults() {
 	set(&c.DrainTimeout, DrainTimeout)
 	set(&c.StopTimeout, StopTimeout)
 	set(&c.ProbeEvery, probeEvery)
+	set(&c.HangTimeout, hangTimeout)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -148,6 +153,9 @@ func (s *sidecar) awaitWell(ctx context.Context) error {
 		if time.Since(said) >= saidEvery {
 			said = time.Now()
 			s.Logger.Info("waiting for the engine", "at", s.ask.Base, "for", time.Since(began).Round(time.Second), "says", s.says(err))
+		}
+		if s.proc != nil && s.proc.out.silent() > s.HangTimeout {
+			return fmt.Errorf("the engine hangs at its start: it said: %s; and nothing more for %s", s.proc.out.why(), s.HangTimeout)
 		}
 		select {
 		case <-tick.C:

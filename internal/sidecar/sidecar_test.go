@@ -79,6 +79,14 @@ func TestEngineThatDiesAtItsStartSaysWhy(t *testing.T) {
 	}
 }
 
+func TestEngineThatHangsAtItsStartIsGivenUp(t *testing.T) {
+	r := start(t, func(c *Config) { c.HangTimeout = 200 * time.Millisecond }, "slow", "raises")
+	err := r.end()
+	if err == nil || !strings.Contains(err.Error(), "hangs at its start: it said: zmq.error.ZMQError: Address already in use") {
+		t.Error(err)
+	}
+}
+
 func TestProgramThatIsNotThere(t *testing.T) {
 	r := start(t, func(c *Config) { c.Command.Words = []string{"/nonexistent/vllm"} })
 	if err := r.end(); err == nil || !strings.Contains(err.Error(), "/nonexistent/vllm") {

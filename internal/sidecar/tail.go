@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
@@ -22,6 +23,8 @@ type tail struct {
 
 	mu    sync.Mutex // guards what follows
 	lines []string
+	spoke time.Time // when the last came
+	trace bool      // a traceback was among them
 }
 
 // drain reads until whoever holds the other end has closed it.
@@ -45,7 +48,19 @@ func (t *tail) add(line string) {
 		t.lines = slices.Delete(t.lines, 0, tailLines/4)
 	}
 	t.lines = append(t.lines, line)
+	t.spoke = time.Now()
+	t.trace = t.trace || strings.Contains(line, "Traceback (most recent call last)")
 	_, _ = io.WriteString(t.out, line+"\n") // a full disk must not stop the engine
+}
+
+// silent is how long an engine that raised an exception has said nothing more; 0 for one that did not.
+func (t *tail) silent() time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.trace {
+		return 0
+	}
+	return time.Since(t.spoke)
 }
 
 func (t *tail) last() string {

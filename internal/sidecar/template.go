@@ -198,13 +198,3 @@ func bindHost(host string) string {
 	}
 	return "*"
 }
-
-// FreePort is one that nobody listens on at this moment.
-func FreePort(host string) (int, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
-}
