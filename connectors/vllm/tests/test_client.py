@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from headrace.events import Bound, Ended, Opened, Presented, Pushed, PushRefused, Refused, Settled, Withdrawn
-from headrace.protocol import Code, State, Unit
+from headrace.protocol import ALL_LAYERS, Code, State, Unit
 from tests.conftest import Pair
 from tests.nodes import ticket
 
@@ -68,3 +72,92 @@ def test_revoked_by_d_bound(pair: Pair) -> None:
     assert lease.ref is not None
     pair.p.push(lease.ref, [Unit(0, 0, 1)])
     assert s.one(pair.p, PushRefused).code in (Code.UNKNOWN_LEASE, Code.LEASE_ENDED)
+
+
+def test_chunk_by_chunk(pair: Pair) -> None:
+    """Blocks follow as the prompt is computed; what is asked for before the lease has a name is sent once it has."""
+    s, tk = pair.steps, ticket(pair.node_p, pair.node_d)
+    want = [pair.mem_p.fill(b, 2) for b in (1, 2, 3, 4)]
+    lease = pair.p.present(tk, pair.peer, 64, [1])
+    pair.p.extend(lease, [2])
+    s.one(pair.d, Presented)
+    pair.d.bind(tk, 0, [4, 3, 2, 1])
+    s.one(pair.p, Opened)
+    assert lease.ref is not None
+    pair.p.push(lease.ref, [Unit(ALL_LAYERS, 0, 2)])
+    pair.p.extend(lease, [3])
+    pair.p.extend(lease, [4])
+    s.until(lambda: len(s.of(pair.p, Pushed)) == 1)
+    pair.p.push(lease.ref, [Unit(ALL_LAYERS, 2, 2)])
+    pair.p.handoff(lease, b"")
+    s.one(pair.d, Settled)
+    s.one(pair.p, Settled)
+    assert [pair.mem_d.block(b) for b in (4, 3, 2, 1)] == want
+    assert not s.of(pair.p, PushRefused)
+
+
+def test_a_handoff_that_comes_too_early_ends_the_lease(pair: Pair) -> None:
+    s, tk = pair.steps, ticket(pair.node_p, pair.node_d)
+    lease = pair.p.present(tk, pair.peer, 64, [1])
+    s.one(pair.d, Presented)
+    pair.p.handoff(lease, b"")
+    ended = s.one(pair.p, Ended)
+    assert "the daemon refused to go on" in ended.text
+    assert lease.over
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (lambda t: t[:-1] + bytes([t[-1] ^ 1]), Code.BAD_TICKET),
+        (lambda t: t[:8] + bytes(16) + t[24:], Code.BAD_TICKET),
+    ],
+)
+def test_an_altered_ticket(pair: Pair, change: Callable[[bytes], bytes], code: Code) -> None:
+    lease = pair.p.present(change(ticket(pair.node_p, pair.node_d)), pair.peer, 16, [1])
+    refused = pair.steps.one(pair.p, Refused)
+    assert (refused.lease, refused.code) == (lease, code)
+
+
+def test_a_ticket_is_used_once(pair: Pair) -> None:
+    s, tk = pair.steps, ticket(pair.node_p, pair.node_d)
+    lease = pair.p.present(tk, pair.peer, 16, [1])
+    with pytest.raises(ValueError, match="one attempt"):
+        pair.p.present(tk, pair.peer, 16, [1])
+    s.one(pair.d, Presented)
+    pair.d.bind(tk, 0, [1])
+    s.one(pair.p, Bound)
+    pair.p.revoke(lease, "")
+    s.one(pair.p, Ended)
+    again = pair.p.present(tk, pair.peer, 16, [1])
+    assert s.one(pair.p, Refused).lease is again
+
+
+def test_bound_before_it_was_presented(pair: Pair) -> None:
+    pair.d.bind(ticket(pair.node_p, pair.node_d), 0, [1])
+    assert pair.steps.one(pair.d, Refused).code is Code.NOT_PRESENTED
+
+
+def test_expired(pair: Pair) -> None:
+    s = pair.steps
+    lease = pair.p.present(ticket(pair.node_p, pair.node_d, seconds=0.3), pair.peer, 16, [1])
+    s.one(pair.d, Presented)
+    assert s.one(pair.p, Ended).state is State.EXPIRED
+    assert lease.over
+    s.one(pair.d, Withdrawn)
+
+
+def test_many_pushes_than_a_ring_holds(pair: Pair) -> None:
+    s, tk = pair.steps, ticket(pair.node_p, pair.node_d)
+    want = pair.mem_p.fill(1, 3)
+    lease = pair.p.present(tk, pair.peer, 16, [1])
+    s.one(pair.d, Presented)
+    pair.d.bind(tk, 0, [1])
+    s.one(pair.p, Bound)
+    assert lease.ref is not None
+    seqs = [pair.p.push(lease.ref, [Unit(0, 0, 1)]) for _ in range(700)]
+    s.until(lambda: len(s.of(pair.p, Pushed)) == len(seqs))
+    assert sorted(e.seq for e in s.of(pair.p, Pushed)) == seqs
+    pair.p.handoff(lease, b"")
+    s.one(pair.d, Settled)
+    assert pair.mem_d.block(1) == want
