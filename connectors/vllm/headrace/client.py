@@ -99,12 +99,12 @@ class Client:
     def wait_ready(self, timeout: float = 10.0) -> None:
         """Waits until a daemon has accepted this engine and all that it lends. Refusal and Unavailable say what to do."""
         until = time.monotonic() + timeout
-        self._again_at = 0.0
+        self._again_at, self._refusal = 0.0, None
         while True:
             self._turn()
             if self.ready:
                 return
-            if self._refusal is not None and self._refusal.code not in (Code.ATTACHED, Code.DRAINING, Code.SHUTDOWN):
+            if self._refusal is not None and self._refusal.code not in (Code.DRAINING, Code.SHUTDOWN):
                 raise self._refusal
             left = until - time.monotonic()
             if left <= 0:
@@ -356,7 +356,8 @@ class Client:
         else:
             work = self._work.get(e.nonce)
             if work is None or work.link is not link:
-                if link.presented.pop(e.nonce, None) is not None:
+                known = link.presented.pop(e.nonce, None) is not None
+                if known or (e.lease == 0 and e.type is Type.ENDED):  # 0: recalled before anybody presented it
                     self._events.append(Withdrawn(e.nonce, e.text))
                     if work is not None:  # to be bound there, and waiting for a rank
                         self._over(work, Ended(work.lease, State.of(e.code), e.text))
@@ -452,7 +453,7 @@ class Client:
         self._current = None if link is self._current else self._current
         self._greeting = None if was_greeting else self._greeting
         self._retiring = [x for x in self._retiring if x is not link]
-        self._refusal = link.refusal or self._refusal
+        self._refusal = link.refusal or link.hello_refusal or self._refusal
         for nonce in list(link.presented):
             self._events.append(Withdrawn(nonce, why))
         link.presented.clear()

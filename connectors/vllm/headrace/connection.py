@@ -57,6 +57,7 @@ class Connection:
         self.hello: HelloOK | None = None
         self.closed: str | None = None  # why
         self.code: Code | None = None  # with which the daemon refused HELLO or said goodbye
+        self.refused: Refusal | None = None  # HELLO
         self._on_event = on_event
         self._out: deque[_Part] = deque()
         self._out_bytes = 0
@@ -248,7 +249,7 @@ class Connection:
 
     def _greeted(self, frame: Frame, refused: Refusal | None) -> None:
         if refused is not None:
-            self.code = refused.code
+            self.code, self.refused = refused.code, refused
             self.close(f"the node daemon at {self.path} refused this engine: {refused}")
             return
         if frame.type != Type.HELLO_OK:

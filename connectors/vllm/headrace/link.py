@@ -75,6 +75,11 @@ class Link:
         """Why the connection ended."""
         return self._conn.closed
 
+    @property
+    def hello_refusal(self) -> Refusal | None:
+        """The answer to HELLO, where that was no."""
+        return self._conn.refused
+
     def code_is(self, code: Code) -> bool:
         """Whether the daemon ended it with this code."""
         return self._conn.code is code
