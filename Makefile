@@ -75,11 +75,23 @@ proof: deps-test build model ## everything at full length: 1,000 cancels of each
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
 	scripts/deps.sh lab
 	go run ./test/lab -full
+	scripts/deps.sh vllm
+	HEADRACE_FULL=1 scripts/vllm.sh
 
 .PHONY: lab
 lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-scenario NAME -v -run X")
 	scripts/deps.sh lab
 	go run ./test/lab $(ARGS)
+
+.PHONY: vllm
+vllm: build model ## check with a real vLLM on the CPU: makes its environment first (ARGS="-run X -v")
+	scripts/deps.sh vllm
+	scripts/vllm.sh $(ARGS)
+
+.PHONY: vllm-ttft
+vllm-ttft: build model ## measure the time to the first token: disaggregated, aggregated, NixlConnector
+	scripts/deps.sh vllm
+	export HEADRACE_VLLM=$$(scripts/vllm-env.sh) HEADRACE_BIN=$(CURDIR)/bin/headrace; go run ./test/vllm/ttft $(ARGS)
 
 .PHONY: gpu
 gpu: ## prove on this host's GPU what is only simulated elsewhere; fails where there is none

