@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // channel is one end of the connection of two daemons, or of a daemon with itself: a control connection, and the lanes
@@ -17,7 +19,7 @@ type channel struct {
 	e          *Engine
 	id         [16]byte
 	conn       net.Conn
-	peer       identity
+	peer       handshake.Identity
 	addr       string
 	dialled    bool
 	local      bool // both ends are in this process
@@ -96,7 +98,7 @@ var ErrMemory = errors.New("memory fault in a lent region")
 // ErrFenced is what a transport answers for a piece whose lease was fenced before or while it was sent.
 var ErrFenced = errors.New("lease is fenced")
 
-func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer identity, addr string, dialled, local bool) *channel {
+func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer handshake.Identity, addr string, dialled, local bool) *channel {
 	c := &channel{
 		e: e, id: id, conn: conn, peer: peer, addr: addr, dialled: dialled, local: local, since: time.Now(),
 		gone: make(chan struct{}), understood: make(chan struct{}), finished: make(chan struct{}),
@@ -126,7 +128,7 @@ func (c *channel) run() {
 	c.e.wg.Go(func() {
 		err := c.read()
 		if errors.Is(err, ErrProtocol) {
-			c.e.log.Warn("peer broke the protocol", "peer", c.peer.nodeID, "error", err)
+			c.e.log.Warn("peer broke the protocol", "peer", c.peer.NodeID, "error", err)
 			c.out.send(reasonFrame(frameBye, roleNone, 0, err.Error()))
 		}
 		c.close(fmt.Errorf("%w: %w", ErrChannel, err))
@@ -291,7 +293,7 @@ func (c *channel) laneDown(lane int, err error) {
 	}
 	if !leaving { // else that is how its end begins
 		c.errs.Add(1)
-		c.e.log.Warn("lane failed", "peer", c.peer.nodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
+		c.e.log.Warn("lane failed", "peer", c.peer.NodeID, "transport", c.transport, "lane", lane, "left", left, "error", err)
 	}
 	if left <= 0 && !spared {
 		c.closeSoon(fmt.Errorf("%w: its last lane failed: %w", ErrChannel, err))
@@ -338,12 +340,12 @@ func (c *channel) close(cause error) {
 	if ready && !leaving && !errors.Is(cause, ErrClosed) {
 		c.errs.Add(1)
 		c.e.totals.died.Add(1)
-		c.e.log.Warn("channel died", "peer", c.peer.nodeID, "addr", c.addr, "error", cause, "leases", len(leases))
+		c.e.log.Warn("channel died", "peer", c.peer.NodeID, "addr", c.addr, "error", cause, "leases", len(leases))
 	}
 	c.lanes.close()
 	var fences sync.WaitGroup
 	for _, l := range leases {
-		fences.Go(func() { l.fail("channel to %s: %v", c.peer.nodeID, cause) })
+		fences.Go(func() { l.fail("channel to %s: %v", c.peer.NodeID, cause) })
 	}
 	fences.Wait()
 	c.out.close()
@@ -392,7 +394,9 @@ func (c *channel) setupFor(lanes int) *Setup {
 		Tell: func(news []byte) {
 			c.out.send(finishFrame(append(newFrame(frameExchange, roleNone, 0, len(news)), news...)))
 		},
-		DialStream: func(ctx context.Context, lane int) (net.Conn, error) { return c.e.dialLane(ctx, c, kindLane, lane) },
+		DialStream: func(ctx context.Context, lane int) (net.Conn, error) {
+			return c.e.dialLane(ctx, c, handshake.KindLane, lane)
+		},
 		AcceptStream: func(ctx context.Context) (int, net.Conn, error) {
 			s, err := await(ctx, c, c.setup.streams)
 			return s.lane, s.conn, err

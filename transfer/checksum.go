@@ -156,7 +156,7 @@ func (l *targetLease) refuseAltered(x *Landing) {
 	l.e.totals.altered.Add(1)
 	l.ch.altered.Add(1)
 	p := &x.Piece
-	l.e.log.Warn("piece arrived altered, asking for it again", "peer", l.ch.peer.nodeID, "transport", l.ch.transport, "lane", x.lane, "lease", l.id,
+	l.e.log.Warn("piece arrived altered, asking for it again", "peer", l.ch.peer.NodeID, "transport", l.ch.transport, "lane", x.lane, "lease", l.id,
 		"layer", l.geom.layer(p), "region", l.geom.pair(p).Dst, "first", p.First, "units", p.Count, "bytes", p.Bytes)
 	l.ch.out.send(resendMsg{p.ID, uint32(x.lane)}.frame(l.sourceID))
 }
@@ -172,13 +172,13 @@ func (l *sourceLease) resend(m resendMsg) {
 	ch := l.ch
 	l.e.totals.resent.Add(1)
 	ch.suspect.Store(int64(time.Since(ch.since) + suspectFor))
-	l.e.log.Warn("piece arrived altered, sending it again", "peer", ch.peer.nodeID, "transport", ch.transport, "lane", m.lane, "lease", l.id,
+	l.e.log.Warn("piece arrived altered, sending it again", "peer", ch.peer.NodeID, "transport", ch.transport, "lane", m.lane, "lease", l.id,
 		"layer", l.geom.layer(&f.piece), "region", l.geom.pair(&f.piece).Src, "first", f.piece.First, "units", f.piece.Count, "bytes", f.piece.Bytes, "time", f.altered+1)
 	if f.altered++; f.altered > alteredMax {
 		l.mu.Unlock()
 		l.e.wg.Go(func() {
 			l.fail("blocks %d+%d of layer %d arrived altered %d times at %s, last over lane %d of %s: check that network, and the memory of both hosts",
-				f.piece.First, f.piece.Count, l.geom.layer(&f.piece), alteredMax+1, ch.peer.nodeID, m.lane, ch.transport)
+				f.piece.First, f.piece.Count, l.geom.layer(&f.piece), alteredMax+1, ch.peer.NodeID, m.lane, ch.transport)
 		})
 		return
 	}

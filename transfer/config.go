@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"time"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // Config configures an Engine. NodeID, ClusterKey and Transports are needed; the rest has useful zero values.
@@ -70,6 +72,12 @@ type Metrics interface {
 	// Fenced: how long fencing a lease took; forced when a lane had to be aborted.
 	Fenced(side string, d time.Duration, forced bool)
 }
+
+// Why two daemons could not agree to speak, and that it is for lack of a common protocol version.
+var (
+	ErrHandshake = handshake.ErrHandshake
+	ErrVersion   = handshake.ErrVersion
+)
 
 // Errors that callers tell apart. Each is wrapped with the particulars.
 var (

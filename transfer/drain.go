@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // A daemon that gives way to a successor drains: from one moment on, the cut, it takes no new ticket, neither from its
@@ -265,6 +267,8 @@ func (l *sourceLease) moved() {
 }
 
 // refuseControl answers whether a control connection comes too late: its caller is to dial again.
-func (e *Engine) refuseControl(h *hello) bool { return h.kind == kindControl && e.Draining() }
+func (e *Engine) refuseControl(h *handshake.Hello) bool {
+	return h.Kind == handshake.KindControl && e.Draining()
+}
 
 var _ deadliner = (*net.TCPListener)(nil)

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/transfer/handshake"
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
@@ -29,6 +30,7 @@ type Engine struct {
 	book       *ticketBook
 	handshakes chan struct{}
 	exams      chan struct{}
+	recalls    chan struct{}
 	ctx        context.Context
 	cancel     context.CancelFunc
 	wg         sync.WaitGroup
@@ -51,7 +53,7 @@ type Engine struct {
 type counters struct {
 	sent, landed, duplicate, discarded            atomic.Uint64
 	presented, settled, revoked, expired, refused atomic.Uint64
-	moved, again, skews                           atomic.Uint64
+	moved, again, skews, recalled                 atomic.Uint64
 	opened, died, handshakes, forced, ungranted   atomic.Uint64
 	verified, altered, resent                     atomic.Uint64
 }
@@ -63,7 +65,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Logger.With("node", cfg.NodeID), rate: newBucket(cfg.RateLimit), book: newTicketBook(cfg.Limits.Tickets),
-		handshakes: make(chan struct{}, cfg.Limits.Handshakes), exams: make(chan struct{}, examsMax), clients: make(map[string]*Client),
+		handshakes: make(chan struct{}, cfg.Limits.Handshakes), exams: make(chan struct{}, examsMax), recalls: make(chan struct{}, recallsMax), clients: make(map[string]*Client),
 		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall), skewed: make(map[string]*skewedPeer),
 	}
 	e.drain.init(cfg.Successor)
@@ -112,8 +114,8 @@ func (e *Engine) probe() error {
 	if len(e.usable) == 0 {
 		return fmt.Errorf("no usable transport: %s", e.transportWords())
 	}
-	if n := len(strings.Join(e.names, ",")); n >= transportsField {
-		return fmt.Errorf("names of the transports take %d bytes, at most %d", n, transportsField-1)
+	if n := len(strings.Join(e.names, ",")); n >= handshake.TransportsField {
+		return fmt.Errorf("names of the transports take %d bytes, at most %d", n, handshake.TransportsField-1)
 	}
 	return nil
 }
@@ -237,8 +239,8 @@ func (e *Engine) Pauses() *Pauses { return e.cfg.Pauses }
 
 func (e *Engine) now() time.Time { return time.Now() }
 
-func (e *Engine) identity() identity {
-	return identity{nodeID: e.cfg.NodeID, epoch: e.cfg.Epoch, transports: e.names}
+func (e *Engine) identity() handshake.Identity {
+	return handshake.Identity{NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, Transports: e.names}
 }
 
 // pieceGoal is how many bytes of small units go into a piece: less than PieceMax when the rate limit would make a full

@@ -5,18 +5,20 @@ import (
 	"net"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // What tests in package transfer_test need to play a peer by hand.
 
 const (
-	KindControl = kindControl
-	KindLane    = kindLane
+	KindControl = handshake.KindControl
+	KindLane    = handshake.KindLane
 )
 
 func DialHandshake(c net.Conn, key []byte, node string, epoch uint64, kind, lane uint16, channel [16]byte, transports ...string) (peerEpoch uint64, err error) {
-	id, err := dialHandshake(c, key, identity{node, epoch, transports}, kind, lane, channel)
-	return id.epoch, err
+	id, err := handshake.Dial(c, key, handshake.Identity{NodeID: node, Epoch: epoch, Transports: transports}, kind, lane, channel)
+	return id.Epoch, err
 }
 
 func OpenFrame(transport string, lanes uint32) []byte { return openMsg{transport, lanes}.frame() }

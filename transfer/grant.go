@@ -65,7 +65,7 @@ func (c *channel) grant(l *targetLease, regions []*Region, blocks []uint32) (Gra
 	grant, err := g.Grant(l.id, parts)
 	if err != nil {
 		c.e.totals.ungranted.Add(1)
-		c.e.log.Debug("a fence of this lease would take all lanes", "lease", l.id, "peer", c.peer.nodeID, "error", err)
+		c.e.log.Debug("a fence of this lease would take all lanes", "lease", l.id, "peer", c.peer.NodeID, "error", err)
 		return nil, keys
 	}
 	return grant, grant.Keys()

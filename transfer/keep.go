@@ -80,8 +80,8 @@ func (e *Engine) keepOnce(now time.Time) {
 	defer e.mu.Unlock()
 	missing := maps.Clone(e.keeper.peers)
 	for c := range e.channels {
-		if _, wanted := missing[c.peer.nodeID]; wanted && c.presentable() {
-			delete(missing, c.peer.nodeID)
+		if _, wanted := missing[c.peer.NodeID]; wanted && c.presentable() {
+			delete(missing, c.peer.NodeID)
 		}
 	}
 	for node := range e.keeper.tries {

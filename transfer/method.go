@@ -189,7 +189,7 @@ func (c *Chooser) Status() (list []MethodStatus) {
 // newMethods makes a channel's choosers.
 func (c *channel) newMethods() {
 	changed := func(m MethodStatus) {
-		c.e.log.Info("transfer method", "peer", c.peer.nodeID, "direction", m.Direction, "run_bytes", m.RunBytes, "mode", m.Mode, "why", m.Why)
+		c.e.log.Info("transfer method", "peer", c.peer.NodeID, "direction", m.Direction, "run_bytes", m.RunBytes, "mode", m.Mode, "why", m.Why)
 	}
 	c.sending, c.receiving = newChooser("send", changed), newChooser("receive", changed)
 	for _, x := range []*Chooser{c.sending, c.receiving} {

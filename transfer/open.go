@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // dialCall is one attempt to open a channel, shared by all who want it.
@@ -21,9 +23,6 @@ type dialCall struct {
 // old daemon and its lanes the new one.
 const openTries = 3
 
-// errSuccessor says that another life of the peer answers than the one that was dialled.
-var errSuccessor = errors.New("another daemon may answer there by now")
-
 // channelTo gives a usable channel to a node, opening one if there is none.
 func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, error) {
 	e.mu.Lock()
@@ -32,7 +31,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		return nil, ErrClosed
 	}
 	for c := range e.channels {
-		if c.peer.nodeID == node && c.presentable() {
+		if c.peer.NodeID == node && c.presentable() {
 			e.mu.Unlock()
 			return c, nil
 		}
@@ -47,7 +46,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 		e.dials[node] = call
 		e.wg.Go(func() {
 			for range openTries {
-				if call.ch, call.err = e.open(node, addr); !errors.Is(call.err, errSuccessor) {
+				if call.ch, call.err = e.open(node, addr); !errors.Is(call.err, handshake.ErrSuccessor) {
 					break
 				}
 			}
@@ -138,16 +137,16 @@ func (e *Engine) openOver(ctx context.Context, t Transport, node, addr, why stri
 	if err != nil {
 		return nil, err
 	}
-	var peer identity
+	var peer handshake.Identity
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() (err error) {
-		peer, err = dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kindControl, 0, id)
+		peer, err = handshake.Dial(conn, e.cfg.ClusterKey, e.identity(), handshake.KindControl, 0, id)
 		return err
 	})
-	if err == nil && peer.nodeID != node {
-		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.nodeID)
+	if err == nil && peer.NodeID != node {
+		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.NodeID)
 	}
-	if err == nil && !slices.Contains(peer.transports, t.Name()) {
-		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.transports)
+	if err == nil && !slices.Contains(peer.Transports, t.Name()) {
+		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.Transports)
 	}
 	if err != nil {
 		conn.Close()
@@ -215,9 +214,9 @@ func (e *Engine) dialLane(ctx context.Context, c *channel, kind uint16, lane int
 		return nil, err
 	}
 	err = withDeadline(ctx, conn, e.cfg.DialTimeout, func() error {
-		peer, err := dialHandshake(conn, e.cfg.ClusterKey, e.identity(), kind, uint16(lane), c.id)
-		if err == nil && (peer.nodeID != c.peer.nodeID || peer.epoch != c.peer.epoch) {
-			err = fmt.Errorf("%w: %w", ErrHandshake, errSuccessor)
+		peer, err := handshake.Dial(conn, e.cfg.ClusterKey, e.identity(), kind, uint16(lane), c.id)
+		if err == nil && (peer.NodeID != c.peer.NodeID || peer.Epoch != c.peer.Epoch) {
+			err = fmt.Errorf("%w: %w", ErrHandshake, handshake.ErrSuccessor)
 		}
 		return err
 	})
@@ -259,28 +258,27 @@ func (e *Engine) accept(l net.Listener) {
 func (e *Engine) serve(conn net.Conn, local bool) {
 	full := !offer(e.handshakes, struct{}{})
 	var c *channel
-	var h *hello
-	examined := false
+	var h *handshake.Hello
+	var place chan struct{} // of a connection that is no channel's: to be given back
 	err := withDeadline(e.ctx, conn, e.cfg.DialTimeout, func() (err error) {
-		h, err = acceptHandshake(conn, e.cfg.ClusterKey, e.identity(), full, func(h *hello) (status uint16) {
-			if h.kind == kindExam {
-				status = e.admitExam()
-				examined = status == statusOK
+		h, err = handshake.Accept(conn, e.cfg.ClusterKey, e.identity(), full, func(h *handshake.Hello) (status uint16) {
+			if h.Kind == handshake.KindExam || h.Kind == handshake.KindRecall {
+				place, status = e.admit(h)
 				return status
 			}
-			if h.kind != kindControl {
+			if h.Kind != handshake.KindControl {
 				c, status = e.expectLane(h)
 				return status
 			}
 			if e.refuseControl(h) {
-				return statusNotExpected
+				return handshake.StatusNotExpected
 			}
-			c = e.newChannel(conn, h.channel, h.from, conn.RemoteAddr().String(), false, local)
+			c = e.newChannel(conn, h.Channel, h.From, conn.RemoteAddr().String(), false, local)
 			if e.remember(c) != nil {
 				c = nil
-				return statusFull
+				return handshake.StatusFull
 			}
-			return statusOK
+			return handshake.StatusOK
 		})
 		return err
 	})
@@ -288,8 +286,8 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		<-e.handshakes
 	}
 	if err != nil {
-		if examined {
-			<-e.exams
+		if place != nil {
+			<-place
 		}
 		e.turnAway(conn, err)
 		if c != nil && h == nil && c.conn == conn {
@@ -297,18 +295,22 @@ func (e *Engine) serve(conn net.Conn, local bool) {
 		}
 		return
 	}
-	if examined {
+	switch h.Kind {
+	case handshake.KindExam:
 		e.examine(conn, h)
 		return
+	case handshake.KindRecall:
+		e.serveRecalls(conn, h)
+		return
 	}
-	if h.kind != kindControl && c.currentLink() != nil {
-		if err := c.extend(int(h.lane), conn, h.kind == kindSpare); err != nil {
-			e.log.Info("lane was not added", "peer", c.peer.nodeID, "error", err)
+	if h.Kind != handshake.KindControl && c.currentLink() != nil {
+		if err := c.extend(int(h.Lane), conn, h.Kind == handshake.KindSpare); err != nil {
+			e.log.Info("lane was not added", "peer", c.peer.NodeID, "error", err)
 		}
 		return
 	}
-	if h.kind == kindLane {
-		if !offer(c.setup.streams, laneStream{int(h.lane), conn}) {
+	if h.Kind == handshake.KindLane {
+		if !offer(c.setup.streams, laneStream{int(h.Lane), conn}) {
 			conn.Close()
 		} else if c.isClosed() { // it may have emptied the queue before
 			c.drainStreams()
@@ -335,20 +337,20 @@ func (e *Engine) turnAway(conn net.Conn, err error) {
 }
 
 // expectLane finds the channel of an incoming lane. Each lane comes once.
-func (e *Engine) expectLane(h *hello) (*channel, uint16) {
+func (e *Engine) expectLane(h *handshake.Hello) (*channel, uint16) {
 	e.mu.Lock()
-	c := e.accepted[h.channel]
+	c := e.accepted[h.Channel]
 	e.mu.Unlock()
-	if c == nil || h.from.nodeID != c.peer.nodeID || h.from.epoch != c.peer.epoch {
-		return nil, statusNotExpected
+	if c == nil || h.From.NodeID != c.peer.NodeID || h.From.Epoch != c.peer.Epoch {
+		return nil, handshake.StatusNotExpected
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.expects(int(h.lane), h.kind == kindSpare) {
-		return nil, statusNotExpected
+	if !c.expects(int(h.Lane), h.Kind == handshake.KindSpare) {
+		return nil, handshake.StatusNotExpected
 	}
-	c.setup.seen.add(int(h.lane))
-	return c, statusOK
+	c.setup.seen.add(int(h.Lane))
+	return c, handshake.StatusOK
 }
 
 // acceptLanes is the accepting end's set-up.
@@ -384,4 +386,22 @@ func (c *channel) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed
+}
+
+// withDeadline runs f while c has ctx's deadline, or timeout's if that is sooner, and lets ctx's end break f off.
+func withDeadline(ctx context.Context, c net.Conn, timeout time.Duration, f func() error) error {
+	deadline := time.Now().Add(timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	c.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	err := f()
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = c.SetDeadline(time.Time{})
+	}
+	return err
 }

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
+
+	"github.com/headrace/headrace/transfer/handshake"
 )
 
 // Extender is a link to which lanes can be added while it carries pieces. A lane that failed is replaced by one with
@@ -79,7 +81,7 @@ func (c *channel) redial() {
 		case <-wait.C:
 		}
 		if err := c.redialAll(); err != nil {
-			c.e.log.Info("lane could not be dialled again", "peer", c.peer.nodeID, "addr", c.addr, "next try after", min(2*delay, redialLast), "error", err)
+			c.e.log.Info("lane could not be dialled again", "peer", c.peer.NodeID, "addr", c.addr, "next try after", min(2*delay, redialLast), "error", err)
 		}
 		c.mu.Lock()
 		done := c.closed || !c.lanes.missing(false) && !c.lanes.missing(true)
@@ -125,13 +127,13 @@ func (c *channel) redialOne(spare bool) error {
 	}
 	ctx, cancel := context.WithTimeout(c.e.ctx, c.e.cfg.DialTimeout)
 	defer cancel()
-	kind, transport := uint16(kindLane), c.transport
+	kind, transport := uint16(handshake.KindLane), c.transport
 	if spare {
-		kind, transport = kindSpare, c.spareName
+		kind, transport = handshake.KindSpare, c.spareName
 	}
 	conn, err := c.e.dialLane(ctx, c, kind, lane)
 	if err != nil {
-		if !errors.Is(err, errSuccessor) { // else the peer has heard of the number, perhaps
+		if !errors.Is(err, handshake.ErrSuccessor) { // else the peer has heard of the number, perhaps
 			c.lanes.unreserve(lane)
 		}
 		return err
@@ -148,7 +150,7 @@ func (c *channel) redialOne(spare bool) error {
 		c.redialled.Add(1)
 	}
 	if !first {
-		c.e.log.Info("lane is up again", "peer", c.peer.nodeID, "transport", transport, "lane", lane)
+		c.e.log.Info("lane is up again", "peer", c.peer.NodeID, "transport", transport, "lane", lane)
 	}
 	return nil
 }

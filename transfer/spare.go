@@ -29,7 +29,7 @@ func (e *Engine) spare() Transport {
 // spareFor is the spare transport of this channel.
 func (c *channel) spareFor() Transport {
 	t := c.e.spare()
-	if t == nil || c.local || t.Name() == c.transport || !slices.Contains(c.peer.transports, t.Name()) {
+	if t == nil || c.local || t.Name() == c.transport || !slices.Contains(c.peer.Transports, t.Name()) {
 		return nil
 	}
 	return t
@@ -83,9 +83,9 @@ func (c *channel) noteCarrier() {
 	switch {
 	case now != c.transport:
 		c.fallbacks.Add(1)
-		c.e.log.Warn("channel falls back", "peer", c.peer.nodeID, "from", c.transport, "to", now, "error", cause)
+		c.e.log.Warn("channel falls back", "peer", c.peer.NodeID, "from", c.transport, "to", now, "error", cause)
 	case was != "":
-		c.e.log.Info("channel is back on its rails", "peer", c.peer.nodeID, "transport", now)
+		c.e.log.Info("channel is back on its rails", "peer", c.peer.NodeID, "transport", now)
 	}
 }
 

@@ -46,6 +46,7 @@ type Totals struct {
 	PresentedAgain   uint64 `json:"presented_again"` // to the successor of a peer
 	VersionRefusals  uint64 `json:"version_refusals"`
 	TicketsRefused   uint64 `json:"tickets_refused"`
+	TicketsRecalled  uint64 `json:"tickets_recalled"` // asked for by who holds the cluster key
 	ChannelsOpened   uint64 `json:"channels_opened"`
 	ChannelsDied     uint64 `json:"channels_died"`
 	HandshakesFailed uint64 `json:"handshakes_failed"`

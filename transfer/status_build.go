@@ -16,7 +16,7 @@ func (e *Engine) Status() Status {
 		Totals: Totals{
 			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),
 			LeasesPresented: t.presented.Load(), LeasesSettled: t.settled.Load(), LeasesRevoked: t.revoked.Load(), LeasesExpired: t.expired.Load(),
-			TicketsRefused: t.refused.Load(), ChannelsOpened: t.opened.Load(), ChannelsDied: t.died.Load(), HandshakesFailed: t.handshakes.Load(),
+			TicketsRefused: t.refused.Load(), TicketsRecalled: t.recalled.Load(), ChannelsOpened: t.opened.Load(), ChannelsDied: t.died.Load(), HandshakesFailed: t.handshakes.Load(),
 			FencesForced: t.forced.Load(), LeasesUngranted: t.ungranted.Load(), PiecesVerified: t.verified.Load(), PiecesAltered: t.altered.Load(), PiecesResent: t.resent.Load(), LeasesMoved: t.moved.Load(), PresentedAgain: t.again.Load(), VersionRefusals: t.skews.Load(),
 		},
 	}
@@ -119,7 +119,7 @@ func (c *channel) status() ChannelStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := ChannelStatus{
-		PeerNode: c.peer.nodeID, PeerAddr: c.addr, PeerEpoch: c.peer.epoch, Leaving: c.leaving, Dialled: c.dialled, Transport: c.transport, Why: c.why, Fencing: c.fencing(), Lanes: c.lanes.n,
+		PeerNode: c.peer.NodeID, PeerAddr: c.addr, PeerEpoch: c.peer.Epoch, Leaving: c.leaving, Dialled: c.dialled, Transport: c.transport, Why: c.why, Fencing: c.fencing(), Lanes: c.lanes.n,
 		LanesUp: int(c.lanes.up.Load()), Since: c.since, BacklogBytes: uint64(max(c.backlog.Load(), 0)), RTTMicros: float64(c.rttNS.Load()) / 1e3,
 		BytesSent: c.sent.Load(), BytesLanded: c.landed.Load(), Errors: c.errs.Load(), Altered: c.altered.Load(), Redialled: c.redialled.Load(),
 	}

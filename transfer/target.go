@@ -346,7 +346,7 @@ func (c *channel) handlePresent(id LeaseID, m *presentMsg) {
 		c.out.send(finishFrame(newFrame(frameAgain, roleTarget, id, 0)))
 	} else if err != nil {
 		c.e.totals.refused.Add(1)
-		c.e.log.Info("refused a ticket", "peer", c.peer.nodeID, "error", err)
+		c.e.log.Info("refused a ticket", "peer", c.peer.NodeID, "error", err)
 		c.out.send(reasonFrame(frameRefused, roleTarget, id, err.Error()))
 	}
 }
@@ -360,8 +360,8 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	if t.DNode != e.cfg.NodeID {
 		return fmt.Errorf("%w: decode node %q, this is %q", ErrWrongTicket, t.DNode, e.cfg.NodeID)
 	}
-	if t.PNode != c.peer.nodeID {
-		return fmt.Errorf("%w: prefill node %q, presented by %q", ErrWrongTicket, t.PNode, c.peer.nodeID)
+	if t.PNode != c.peer.NodeID {
+		return fmt.Errorf("%w: prefill node %q, presented by %q", ErrWrongTicket, t.PNode, c.peer.NodeID)
 	}
 	for i := range m.layouts {
 		if err := m.layouts[i].Validate(math.MaxInt64); err != nil {

@@ -85,6 +85,21 @@ func (b *ticketBook) bury(nonce [16]byte, deadline, now time.Time, reason string
 	return nil
 }
 
+// void buries a ticket that nobody has presented, and tells of one that somebody has.
+func (b *ticketBook) void(nonce [16]byte, deadline, now time.Time, reason string) (presented bool, err error) {
+	b.mu.Lock()
+	b.sweep(now)
+	word, known := b.nonces[nonce]
+	b.mu.Unlock()
+	if known {
+		return word == "", nil
+	}
+	if err := b.bury(nonce, deadline, now, reason); err != nil {
+		return false, err
+	}
+	return b.buried(nonce, now) == "", nil // it may have been presented in between
+}
+
 // buried answers why a ticket was given up, "" if it was not.
 func (b *ticketBook) buried(nonce [16]byte, now time.Time) string {
 	b.mu.Lock()

@@ -4,7 +4,7 @@ package transfer
 // lengths are checked against limits before anything is allocated or read.
 //
 // A channel is one TCP connection for control and, for the TCP transport, one more a lane. All of them go to the peer's
-// data address, begin with the same handshake (hello.go) and are closed by whoever sees anything it does not understand.
+// data address, begin with the same handshake (package handshake) and are closed by whoever sees anything it does not understand.
 //
 // # Control frames
 //
@@ -110,16 +110,16 @@ package transfer
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
 
+	"github.com/headrace/headrace/transfer/handshake"
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
 // ErrProtocol says that a peer sent what the protocol does not allow.
-var ErrProtocol = errors.New("protocol violation")
+var ErrProtocol = handshake.ErrProtocol
 
 // Sizes of the wire's fixed parts.
 const (
@@ -250,7 +250,7 @@ type openMsg struct {
 
 func (m openMsg) frame() []byte {
 	b := newFrame(frameOpen, roleNone, 0, 24)
-	b = appendPadded(b, m.transport, 16)
+	b = handshake.AppendPadded(b, m.transport, 16)
 	b = binary.LittleEndian.AppendUint32(b, m.lanes)
 	return finishFrame(binary.LittleEndian.AppendUint32(b, 0))
 }
@@ -264,35 +264,8 @@ func parseOpen(b []byte) (m openMsg, err error) {
 	if m.lanes == 0 || m.lanes > lanesMax {
 		return m, fmt.Errorf("%w: %d lanes, need 1 to %d", ErrProtocol, m.lanes, lanesMax)
 	}
-	m.transport, err = parsePadded(b[:16])
+	m.transport, err = handshake.ParsePadded(b[:16])
 	return m, err
-}
-
-// appendPadded appends a length byte, s and zeros up to width bytes. s must be shorter than width.
-func appendPadded(b []byte, s string, width int) []byte {
-	if len(s) >= width {
-		panic("transfer: string exceeds its field: a limit was not checked")
-	}
-	b = append(b, byte(len(s)))
-	b = append(b, s...)
-	return append(b, make([]byte, width-1-len(s))...)
-}
-
-func parsePadded(b []byte) (string, error) {
-	n := int(b[0])
-	if n >= len(b) {
-		return "", fmt.Errorf("%w: string of %d bytes in a field of %d", ErrProtocol, n, len(b))
-	}
-	for _, c := range b[1+n:] {
-		if c != 0 {
-			return "", fmt.Errorf("%w: bytes after the end of a string", ErrProtocol)
-		}
-	}
-	s := string(b[1 : 1+n])
-	if cleanReason(s) != s {
-		return "", fmt.Errorf("%w: string with control characters", ErrProtocol)
-	}
-	return s, nil
 }
 
 type openedMsg struct {

@@ -29,12 +29,14 @@ var rules = []rule{
 	{of: "connectors", why: "a Python package and its bytes"},
 	{of: "cgo", why: "the C shim knows nothing of us"},
 	{of: "transfer/ticket", why: "the router uses tickets without the transfer core"},
+	{of: "transfer/handshake", may: []string{"transfer/ticket"}, why: "who is no daemon shakes hands too"},
+	{of: "transfer/recall", may: []string{"transfer/ticket", "transfer/handshake"}, tests: []string{"transfer"}, why: "the router recalls tickets without the transfer core"},
 	{of: "transfer/node/wire", may: []string{"=transfer"}, why: "a codec needs the words and no behaviour"},
 	{of: "transfer/node", may: []string{"transfer", "internal/memfd"}, tests: []string{"internal/memfd"}, why: "the daemon does not know what a prompt is"},
 	{of: "transfer/telemetry", may: []string{"=transfer"}, tests: []string{"cgo"}, why: "it knows lanes by their sockets and queue pairs alone"},
-	{of: "transfer", may: []string{"transfer/ticket", "=transfer", "transfer/transporttest", "transfer/tcp", "transfer/shm"}, tests: []string{"internal/memfd"}, why: "the core imports nothing of ours, its transports the core alone"},
+	{of: "transfer", may: []string{"transfer/ticket", "transfer/handshake", "transfer/recall", "=transfer", "transfer/transporttest", "transfer/tcp", "transfer/shm"}, tests: []string{"internal/memfd"}, why: "the core imports nothing of ours, its transports the core alone"},
 	{of: "rdma", may: []string{"=transfer", "cgo"}, tests: []string{"transfer/tcp", "transfer/telemetry"}, why: "a transport"},
-	{of: "router", may: []string{"router", "internal", "transfer/ticket"}, why: "the router never touches KV bytes"},
+	{of: "router", may: []string{"router", "internal", "transfer/ticket", "transfer/recall"}, why: "the router never touches KV bytes"},
 	{of: "scheduler", may: []string{"scheduler"}, why: "decisions are pure: they see snapshots"},
 	{of: "planner", may: []string{"planner", "scheduler", "internal"}, why: "the planner acts through connectors"},
 	{of: "worker/engine", may: []string{"worker", "=transfer", "transfer/ticket", "internal"}, tests: []string{"transfer"}, why: "the engine's loop sees the daemon through an interface"},
@@ -154,14 +156,14 @@ func TestRulesForbidWhatTheyAreFor(t *testing.T) {
 		{"scheduler", "router"}, {"scheduler", "transfer"}, {"scheduler", "internal/registry"},
 		{"worker", "router"}, {"worker/model", "transfer"}, {"worker", "internal/registry"}, {"worker/api", "worker/engine"},
 		{"cmd/headrace", "transfer"}, {"internal/config", "router"}, {"internal/supervise", "worker"},
-		{"transfer/ticket", "transfer"}, {"newcomer", "transfer"}, {"transfer/node", "router"}, {"cgo", "transfer"},
+		{"transfer/ticket", "transfer"}, {"transfer/recall", "transfer"}, {"transfer/handshake", "transfer"}, {"router", "transfer/handshake"}, {"newcomer", "transfer"}, {"transfer/node", "router"}, {"cgo", "transfer"},
 	} {
 		if check(pair[0], pair[1], false) == "" {
 			t.Errorf("%s may import %s", pair[0], pair[1])
 		}
 	}
 	for _, pair := range [][2]string{
-		{"cmd/headrace", "router/pairing"}, {"router/dialects", "transfer/ticket"}, {"transfer/tcp", "transfer"},
+		{"cmd/headrace", "router/pairing"}, {"router/dialects", "transfer/ticket"}, {"router/dialects", "transfer/recall"}, {"transfer/tcp", "transfer"},
 		{"worker", "transfer/node/nodeclient"}, {"worker/engine", "worker/kv"},
 	} {
 		if problem := check(pair[0], pair[1], false); problem != "" {

@@ -25,7 +25,7 @@ func skewed(t *testing.T, pkg string) string {
 func TestVersionSkew(t *testing.T) {
 	needAll(t)
 	for name, s := range map[string]struct{ pkg, says string }{
-		"daemon and daemon": {"transfer", "of the protocol between daemons"},
+		"daemon and daemon": {"transfer/handshake", "of the protocol between daemons"},
 		"engine and daemon": {"transfer/node/wire", "of the protocol with engines"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,8 @@
-package transfer
+package handshake
 
 import (
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -27,17 +28,17 @@ func TestVersionSkew(t *testing.T) {
 			from = "old"
 		}
 		go func() {
-			_, err := acceptHandshake(far, key, identity{nodeID: "accepting"}, false, func(*hello) uint16 { return statusOK })
+			_, err := Accept(far, key, Identity{NodeID: "accepting"}, false, func(*Hello) uint16 { return StatusOK })
 			accepted <- err
 			far.Close()
 		}()
-		h := hello{versionMin: c.low, versionMax: c.high, kind: kindControl, from: identity{nodeID: from}}
+		h := Hello{versionMin: c.low, versionMax: c.high, Kind: KindControl, From: Identity{NodeID: from}}
 		said := h.marshal()
 		if _, err := near.Write(said); err != nil {
 			t.Fatal(err)
 		}
 		answer := make([]byte, challengeSize)
-		if err := readFull(near, answer); err != nil {
+		if _, err := io.ReadFull(near, answer); err != nil {
 			t.Fatal(err)
 		}
 		ch, err := parseChallenge(key, said, answer)

@@ -1,6 +1,5 @@
-package transfer
-
-// The handshake that begins every connection, control or lane. Both ends prove that they hold the cluster key without
+// Package handshake begins every connection to a node daemon's data address: a channel's control connection or lane, an
+// examination, a recall. Both ends prove that they hold the cluster key without
 // sending it: each answers the other's nonce with an HMAC-SHA256 under the key over everything said so far. Byte order is
 // little-endian. A name field is one length byte, then the bytes, then zeros.
 //
@@ -10,8 +9,8 @@ package transfer
 //	     0    8 magic "HEADRACE"
 //	     8    2 lowest protocol version it speaks
 //	    10    2 highest
-//	    12    2 kind: 1 control, 2 lane, 3 lane of the transport that carries on where the channel's own has no lane, 4 examination
-//	    14    2 lane, 0 in control connections
+//	    12    2 kind: 1 control, 2 lane, 3 lane of the transport that carries on where the channel's own has no lane, 4 examination, 5 recall
+//	    14    2 lane, 0 in other connections than lanes
 //	    16   16 channel: random, drawn by the dialling end, the same on a channel's control connection and lanes
 //	    32   32 nonce
 //	    64   64 node id, a name field
@@ -48,9 +47,9 @@ package transfer
 //	     4
 //
 // What follows is not encrypted: the network between daemons is trusted with the KV cache, not with the right to write.
+package handshake
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -60,7 +59,7 @@ import (
 	"io"
 	"net"
 	"strings"
-	"time"
+	"unicode/utf8"
 
 	"github.com/headrace/headrace/transfer/ticket"
 )
@@ -71,32 +70,42 @@ const (
 	proofSize     = 32
 	readySize     = 4
 
-	kindControl = 1
-	kindLane    = 2
-	kindSpare   = 3
-	kindExam    = 4
-
-	statusOK          = 0
-	statusNoVersion   = 1
-	statusFull        = 2
-	statusNotExpected = 3
-	statusWrongProof  = 4
-
 	labelAccept = "headrace 1 accept"
 	labelDial   = "headrace 1 dial"
 
-	transportsField = 64
+	// TransportsField is the width of the field that names transports.
+	TransportsField = 64
+)
+
+// Kinds of connections.
+const (
+	KindControl = 1
+	KindLane    = 2
+	KindSpare   = 3 // a lane of the transport that carries on where the channel's own has no lane
+	KindExam    = 4
+	KindRecall  = 5
+)
+
+// What the accepting end answers: those that are its caller's to choose.
+const (
+	StatusOK          = 0
+	statusNoVersion   = 1
+	StatusFull        = 2
+	StatusNotExpected = 3
+	statusWrongProof  = 4
 )
 
 // versions is a build's override of the versions it speaks, "LOW-HIGH", set by the linker: for tests of skew.
 var versions string
 
-// The versions of the protocol between daemons that this build speaks.
+// Versions are those of the protocol between daemons that this build speaks.
+func Versions() (low, high uint16) { return versionMin, versionMax }
+
 var versionMin, versionMax = spoken(versions, 2, 2)
 
 func spoken(override string, low, high uint16) (uint16, uint16) {
 	if n, err := fmt.Sscanf(override, "%d-%d", &low, &high); override != "" && (n != 2 || err != nil) {
-		panic("transfer: versions must be LOW-HIGH")
+		panic("handshake: versions must be LOW-HIGH")
 	}
 	return low, high
 }
@@ -116,70 +125,78 @@ func skew(peer string, low, high uint16) error {
 
 var helloMagic = [8]byte{'H', 'E', 'A', 'D', 'R', 'A', 'C', 'E'}
 
+// ErrProtocol says that the other end breaks the protocol.
+var ErrProtocol = errors.New("protocol violation")
+
+// ErrSuccessor says that another life of the peer answers than the one that was dialled.
+var ErrSuccessor = errors.New("another daemon may answer there by now")
+
 // ErrHandshake says why two daemons could not agree to speak.
 var ErrHandshake = errors.New("shake hands")
 
 var statusWords = map[uint16]string{
-	statusFull:        "the peer has too many connections",
-	statusNotExpected: "the peer does not expect this connection", statusWrongProof: "the peer has another cluster key",
+	StatusFull:        "the peer has too many connections",
+	StatusNotExpected: "the peer does not expect this connection", statusWrongProof: "the peer has another cluster key",
 }
 
-// identity is what a daemon says of itself.
-type identity struct {
-	nodeID     string
-	epoch      uint64
-	transports []string
+// Identity is what a daemon says of itself.
+type Identity struct {
+	NodeID     string
+	Epoch      uint64
+	Transports []string
 }
 
-type hello struct {
+// Hello is what a caller says of itself and of what it wants.
+type Hello struct {
 	versionMin, versionMax uint16
-	kind, lane             uint16
-	channel                [16]byte
+	Kind, Lane             uint16
+	Channel                [16]byte
 	nonce                  [32]byte
-	from                   identity
+	From                   Identity
 }
 
-func (h *hello) marshal() []byte {
+func (h *Hello) marshal() []byte {
 	le := binary.LittleEndian
 	b := make([]byte, 0, helloSize)
 	b = append(b, helloMagic[:]...)
-	for _, v := range [...]uint16{h.versionMin, h.versionMax, h.kind, h.lane} {
+	for _, v := range [...]uint16{h.versionMin, h.versionMax, h.Kind, h.Lane} {
 		b = le.AppendUint16(b, v)
 	}
-	b = append(b, h.channel[:]...)
+	b = append(b, h.Channel[:]...)
 	b = append(b, h.nonce[:]...)
-	b = appendPadded(b, h.from.nodeID, ticket.IDMax+1)
-	b = le.AppendUint64(b, h.from.epoch)
-	return appendPadded(b, strings.Join(h.from.transports, ","), transportsField)
+	b = AppendPadded(b, h.From.NodeID, ticket.IDMax+1)
+	b = le.AppendUint64(b, h.From.Epoch)
+	return AppendPadded(b, strings.Join(h.From.Transports, ","), TransportsField)
 }
 
-func parseHello(b []byte) (*hello, error) {
+func parseHello(b []byte) (*Hello, error) {
 	le := binary.LittleEndian
 	if len(b) != helloSize || [8]byte(b[:8]) != helloMagic {
 		return nil, fmt.Errorf("%w: not a headrace daemon", ErrProtocol)
 	}
-	h := &hello{versionMin: le.Uint16(b[8:]), versionMax: le.Uint16(b[10:]), kind: le.Uint16(b[12:]), lane: le.Uint16(b[14:])}
-	copy(h.channel[:], b[16:])
+	h := &Hello{versionMin: le.Uint16(b[8:]), versionMax: le.Uint16(b[10:]), Kind: le.Uint16(b[12:]), Lane: le.Uint16(b[14:])}
+	copy(h.Channel[:], b[16:])
 	copy(h.nonce[:], b[32:])
-	if h.kind < kindControl || h.kind > kindExam || (h.kind == kindControl || h.kind == kindExam) && h.lane != 0 || h.versionMin > h.versionMax {
-		return nil, fmt.Errorf("%w: hello of kind %d, lane %d, versions %d to %d", ErrProtocol, h.kind, h.lane, h.versionMin, h.versionMax)
+	isLane := h.Kind == KindLane || h.Kind == KindSpare
+	if h.Kind < KindControl || h.Kind > KindRecall || !isLane && h.Lane != 0 || h.versionMin > h.versionMax {
+		return nil, fmt.Errorf("%w: hello of kind %d, lane %d, versions %d to %d", ErrProtocol, h.Kind, h.Lane, h.versionMin, h.versionMax)
 	}
 	var err error
-	h.from, err = parseIdentity(b[64:128], b[128:136], b[136:200])
+	h.From, err = parseIdentity(b[64:128], b[128:136], b[136:200])
 	return h, err
 }
 
-func parseIdentity(node, epoch, transports []byte) (id identity, err error) {
-	if id.nodeID, err = parsePadded(node); err != nil {
+func parseIdentity(node, epoch, transports []byte) (id Identity, err error) {
+	if id.NodeID, err = ParsePadded(node); err != nil {
 		return id, err
 	}
-	if id.nodeID == "" {
+	if id.NodeID == "" {
 		return id, fmt.Errorf("%w: peer without a node id", ErrProtocol)
 	}
-	id.epoch = binary.LittleEndian.Uint64(epoch)
-	names, err := parsePadded(transports)
+	id.Epoch = binary.LittleEndian.Uint64(epoch)
+	names, err := ParsePadded(transports)
 	if names != "" {
-		id.transports = strings.Split(names, ",")
+		id.Transports = strings.Split(names, ",")
 	}
 	return id, err
 }
@@ -188,7 +205,7 @@ type challenge struct {
 	version, status uint16
 	low, high       uint16 // with statusNoVersion: what the sender speaks
 	nonce           [32]byte
-	from            identity
+	From            Identity
 }
 
 // marshal gives the challenge with its authentication code over the hello and itself.
@@ -201,9 +218,9 @@ func (c *challenge) marshal(key, helloBytes []byte) []byte {
 	b = le.AppendUint16(b, c.low)
 	b = le.AppendUint16(b, c.high)
 	b = append(b, c.nonce[:]...)
-	b = appendPadded(b, c.from.nodeID, ticket.IDMax+1)
-	b = le.AppendUint64(b, c.from.epoch)
-	b = appendPadded(b, strings.Join(c.from.transports, ","), transportsField)
+	b = AppendPadded(b, c.From.NodeID, ticket.IDMax+1)
+	b = le.AppendUint64(b, c.From.Epoch)
+	b = AppendPadded(b, strings.Join(c.From.Transports, ","), TransportsField)
 	return append(b, prove(key, labelAccept, helloBytes, b)...)
 }
 
@@ -218,7 +235,7 @@ func parseChallenge(key, helloBytes, b []byte) (*challenge, error) {
 	c := &challenge{version: le.Uint16(b[8:]), status: le.Uint16(b[10:]), low: le.Uint16(b[12:]), high: le.Uint16(b[14:])}
 	copy(c.nonce[:], b[16:])
 	var err error
-	c.from, err = parseIdentity(b[48:112], b[112:120], b[120:184])
+	c.From, err = parseIdentity(b[48:112], b[112:120], b[120:184])
 	return c, err
 }
 
@@ -231,44 +248,44 @@ func prove(key []byte, label string, parts ...[]byte) []byte {
 	return h.Sum(nil)
 }
 
-// dialHandshake proves this end's key and checks the other's. The connection must have a deadline.
-func dialHandshake(c net.Conn, key []byte, self identity, kind, lane uint16, channel [16]byte) (identity, error) {
-	h := hello{versionMin: versionMin, versionMax: versionMax, kind: kind, lane: lane, channel: channel, from: self}
+// Dial proves this end's key and checks the other's. The connection must have a deadline.
+func Dial(c net.Conn, key []byte, self Identity, kind, lane uint16, channel [16]byte) (Identity, error) {
+	h := Hello{versionMin: versionMin, versionMax: versionMax, Kind: kind, Lane: lane, Channel: channel, From: self}
 	rand.Read(h.nonce[:])
 	said := h.marshal()
 	if _, err := c.Write(said); err != nil {
-		return identity{}, fmt.Errorf("%w: %w", ErrHandshake, err)
+		return Identity{}, fmt.Errorf("%w: %w", ErrHandshake, err)
 	}
 	answer := make([]byte, challengeSize)
 	if _, err := io.ReadFull(c, answer); err != nil {
-		return identity{}, fmt.Errorf("%w: read challenge: %w", ErrHandshake, err)
+		return Identity{}, fmt.Errorf("%w: read challenge: %w", ErrHandshake, err)
 	}
 	ch, err := parseChallenge(key, said, answer)
 	if err != nil {
-		return identity{}, err
+		return Identity{}, err
 	}
-	if ch.status == statusNoVersion || ch.status == statusOK && (ch.version < versionMin || ch.version > versionMax) {
-		return identity{}, skew(ch.from.nodeID, ch.low, ch.high)
+	if ch.status == statusNoVersion || ch.status == StatusOK && (ch.version < versionMin || ch.version > versionMax) {
+		return Identity{}, skew(ch.From.NodeID, ch.low, ch.high)
 	}
-	if ch.status != statusOK {
-		return identity{}, refusal(ch.status)
+	if ch.status != StatusOK {
+		return Identity{}, refusal(ch.status)
 	}
 	if _, err := c.Write(prove(key, labelDial, said, answer)); err != nil {
-		return identity{}, fmt.Errorf("%w: %w", ErrHandshake, err)
+		return Identity{}, fmt.Errorf("%w: %w", ErrHandshake, err)
 	}
 	ready := make([]byte, readySize)
 	if _, err := io.ReadFull(c, ready); err != nil {
-		return identity{}, fmt.Errorf("%w: read ready: %w", ErrHandshake, err)
+		return Identity{}, fmt.Errorf("%w: read ready: %w", ErrHandshake, err)
 	}
-	if s := binary.LittleEndian.Uint16(ready); s != statusOK {
-		return identity{}, refusal(s)
+	if s := binary.LittleEndian.Uint16(ready); s != StatusOK {
+		return Identity{}, refusal(s)
 	}
-	return ch.from, nil
+	return ch.From, nil
 }
 
 func refusal(status uint16) error {
-	if status == statusNotExpected {
-		return fmt.Errorf("%w: refused: %s; %w", ErrHandshake, statusWords[status], errSuccessor)
+	if status == StatusNotExpected {
+		return fmt.Errorf("%w: refused: %s; %w", ErrHandshake, statusWords[status], ErrSuccessor)
 	}
 	if w := statusWords[status]; w != "" {
 		return fmt.Errorf("%w: refused: %s", ErrHandshake, w)
@@ -276,9 +293,9 @@ func refusal(status uint16) error {
 	return fmt.Errorf("%w: refused with status %d", ErrHandshake, status)
 }
 
-// acceptHandshake reads who dials and checks its proof. admit is asked when the proof was right: it answers a status.
+// Accept reads who dials and checks its proof. admit is asked when the proof was right: it answers a status.
 // Nothing of a caller without the key reaches more than this function.
-func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit func(*hello) uint16) (*hello, error) {
+func Accept(c net.Conn, key []byte, self Identity, full bool, admit func(*Hello) uint16) (*Hello, error) {
 	said := make([]byte, helloSize)
 	if _, err := io.ReadFull(c, said); err != nil {
 		return nil, fmt.Errorf("%w: read hello: %w", ErrHandshake, err)
@@ -287,12 +304,12 @@ func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit fun
 	if err != nil {
 		return nil, err
 	}
-	ch := challenge{version: min(h.versionMax, versionMax), from: self}
+	ch := challenge{version: min(h.versionMax, versionMax), From: self}
 	switch {
 	case h.versionMin > versionMax || h.versionMax < versionMin:
 		ch.version, ch.status, ch.low, ch.high = 0, statusNoVersion, versionMin, versionMax
 	case full:
-		ch.status = statusFull
+		ch.status = StatusFull
 	}
 	rand.Read(ch.nonce[:])
 	answer := ch.marshal(key, said)
@@ -300,9 +317,9 @@ func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit fun
 		return nil, fmt.Errorf("%w: %w", ErrHandshake, err)
 	}
 	if ch.status == statusNoVersion {
-		return nil, skew(h.from.nodeID, h.versionMin, h.versionMax)
+		return nil, skew(h.From.NodeID, h.versionMin, h.versionMax)
 	}
-	if ch.status != statusOK {
+	if ch.status != StatusOK {
 		return nil, fmt.Errorf("%w: %s", ErrHandshake, statusWords[ch.status])
 	}
 	proof := make([]byte, proofSize)
@@ -318,26 +335,36 @@ func acceptHandshake(c net.Conn, key []byte, self identity, full bool, admit fun
 	if _, err := c.Write(ready[:]); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrHandshake, err)
 	}
-	if status != statusOK {
+	if status != StatusOK {
 		return nil, fmt.Errorf("%w: refused the caller with status %d (%s)", ErrHandshake, status, statusWords[status])
 	}
 	return h, nil
 }
 
-// withDeadline runs f while c has ctx's deadline, or timeout's if that is sooner, and lets ctx's end break f off.
-func withDeadline(ctx context.Context, c net.Conn, timeout time.Duration, f func() error) error {
-	deadline := time.Now().Add(timeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
+// AppendPadded appends a length byte, s and zeros up to width bytes. s must be shorter than width.
+func AppendPadded(b []byte, s string, width int) []byte {
+	if len(s) >= width {
+		panic("handshake: string exceeds its field: a limit was not checked")
 	}
-	c.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	err := f()
-	if !stop() && err == nil {
-		err = ctx.Err()
+	b = append(b, byte(len(s)))
+	b = append(b, s...)
+	return append(b, make([]byte, width-1-len(s))...)
+}
+
+// ParsePadded reads such a field. What it gives is safe to log.
+func ParsePadded(b []byte) (string, error) {
+	n := int(b[0])
+	if n >= len(b) {
+		return "", fmt.Errorf("%w: string of %d bytes in a field of %d", ErrProtocol, n, len(b))
 	}
-	if err == nil {
-		err = c.SetDeadline(time.Time{})
+	for _, c := range b[1+n:] {
+		if c != 0 {
+			return "", fmt.Errorf("%w: bytes after the end of a string", ErrProtocol)
+		}
 	}
-	return err
+	s := string(b[1 : 1+n])
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f || r == utf8.RuneError }) {
+		return "", fmt.Errorf("%w: string with control characters", ErrProtocol)
+	}
+	return s, nil
 }

@@ -1,0 +1,143 @@
+"""What this engine is: what must be equal at P and D for KV to mean the same, and what no layout can say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec, UniformTypeKVCacheSpecs
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SAMPLE_BYTES = 1 << 16  # of each end of a file of weights
+
+
+class Unfit(ValueError):
+    """This engine's KV cache cannot be lent. The text says why and what to do."""
+
+
+def is_cpu(config: VllmConfig) -> bool:
+    return bool(config.device_config.device_type == "cpu")
+
+
+def check(config: VllmConfig, caches: KVCacheConfig) -> None:
+    """Raises Unfit for what could not be moved, before the engine serves anything."""
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise Unfit(
+            f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: the ranks of one engine must hold the same layers; "
+            "use tensor parallelism"
+        )
+    if parallel.data_parallel_size > 1:
+        raise Unfit(
+            f"data_parallel_size is {parallel.data_parallel_size}: a ticket names one engine; run one vllm serve for each replica "
+            "and let the router choose among them"
+        )
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        raise Unfit(
+            "context parallelism spreads a block's tokens over ranks, which no layout describes: "
+            "set decode_context_parallel_size and prefill_context_parallel_size to 1"
+        )
+    groups = caches.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(sorted({type(g.kv_cache_spec).__name__ for g in groups}))
+        raise Unfit(
+            f"the model's KV cache has {len(groups)} groups ({kinds}), each with block tables of its own: "
+            "start vLLM with --disable-hybrid-kv-cache-manager"
+        )
+    for spec in _specs(groups[0].kv_cache_spec):
+        if not isinstance(spec, FullAttentionSpec | MLAAttentionSpec):
+            raise Unfit(f"the KV cache is of kind {type(spec).__name__}: only attention that keeps every token's KV can be handed over")
+    if config.kv_transfer_config is not None and config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        raise Unfit(
+            'kv_load_failure_policy is "fail", so that every transfer that fails would fail its request: '
+            'set "kv_load_failure_policy":"recompute" in --kv-transfer-config'
+        )
+
+
+def _specs(spec: Any) -> Iterator[Any]:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        yield from spec.kv_cache_specs.values()
+    else:
+        yield spec
+
+
+def facts(config: VllmConfig, caches: KVCacheConfig, backends: list[str]) -> dict[str, Any]:
+    """Everything that changes the bytes of KV, for the fingerprint."""
+    model, cache = config.model_config, config.cache_config
+    about: dict[str, Any] = {
+        "vllm": vllm.__version__,
+        "model": _architecture(model),
+        "weights": _weights(model),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization or ""),
+        "cache_dtype": str(cache.cache_dtype),
+        "layers": len(caches.kv_cache_groups[0].layer_names),
+        "layout": str(caches.kv_cache_layout or ""),
+        "backends": backends,
+        "speculative": str(config.speculative_config.method) if config.speculative_config is not None else "",
+    }
+    if is_cpu(config):  # the inside of a block depends on it
+        about["isa"] = _isa()
+        about["torch"] = torch.__version__
+    return about
+
+
+def _architecture(model: Any) -> dict[str, Any]:
+    """The model's configuration, less where it lies and which library wrote it."""
+    doc: dict[str, Any] = json.loads(json.dumps(model.hf_config.to_dict(), default=str, sort_keys=True))
+    for key in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+        doc.pop(key, None)
+    return doc
+
+
+def _weights(model: Any) -> str:
+    """Who the weights are, as far as a look at both ends of each file tells; a name where there are no files."""
+    folder = str(model.model)
+    if not os.path.isdir(folder):
+        return f"{folder}@{model.revision or ''}"
+    h = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith((".safetensors", ".bin", ".pt", ".gguf")):
+            continue
+        path = os.path.join(folder, name)
+        size = os.path.getsize(path)
+        h.update(f"{name} {size}\n".encode())
+        with open(path, "rb") as f:
+            h.update(f.read(SAMPLE_BYTES))
+            f.seek(max(0, size - SAMPLE_BYTES))
+            h.update(f.read(SAMPLE_BYTES))
+    return h.hexdigest()
+
+
+def _isa() -> str:
+    caps = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "unknown")()
+    tiles = ""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as f:
+            flags = next((line for line in f if line.startswith(("flags", "Features"))), "").split()
+        tiles = "+".join(sorted(set(flags) & {"amx_bf16", "amx_tile", "avx512_bf16", "bf16", "asimd", "sve"}))
+    except OSError:
+        pass
+    return f"{platform.machine()} {caps} {tiles}"
+
+
+def prompt_extra(request: Any) -> list[object]:
+    """What vLLM's own block hash takes in beside the tokens."""
+    extra: list[object] = []
+    if request.lora_request is not None:
+        extra.append(["lora", request.lora_request.lora_name, request.lora_request.lora_path])
+    extra += [["mm", f.identifier, f.mm_position.offset, f.mm_position.length] for f in request.mm_features or ()]
+    if request.cache_salt:
+        extra.append(["salt", request.cache_salt])
+    if request.prompt_embeds is not None:
+        data = request.prompt_embeds.contiguous().view(torch.uint8).numpy().tobytes()
+        extra.append(["embeds", str(request.prompt_embeds.dtype), hashlib.sha256(data).hexdigest()])
+    return extra

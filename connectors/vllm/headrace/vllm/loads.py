@@ -1,0 +1,283 @@
+"""A decode's side of the scheduler's half: wait for P's offer, bind it to blocks, say when the KV is there or will not come.
+
+    waiting --offer fits--> offered --vLLM gave blocks--> bound --settled--> loaded
+       └───────────┴── alone (the engine computes the prompt itself)  └── lost --fenced, reported--> alone
+
+Blocks that were bound belong to the daemon until the lease is over: neither an abort nor a failure gives them back before.
+A request that is told to wait is told so until a bound of time, and never longer than its ticket lives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Protocol, TypeVar
+
+from headrace.events import Ended, Lease, Presented, Refused, Settled, Withdrawn
+from headrace.protocol import State
+from headrace.vllm.params import Ask, BadParams, Offer
+from headrace.vllm.tally import Tally
+
+ABSENT_S_MAX = 1.0  # how long a request waits for a daemon that is not there
+KEPT_OFFERS_MAX = 4096  # offers, and withdrawals, of tickets whose request has not come: the oldest is dropped first
+
+T = TypeVar("T")
+
+
+class LoadClient(Protocol):
+    """What Loads wants of headrace.client.Client."""
+
+    @property
+    def ready(self) -> bool: ...
+    def bind(self, ticket: bytes, first_token: int, blocks: Sequence[int]) -> Lease: ...
+    def refuse(self, ticket: bytes, reason: str) -> None: ...
+    def revoke(self, lease: Lease, reason: str) -> None: ...
+
+
+class Phase(Enum):
+    WAITING = auto()
+    OFFERED = auto()
+    BOUND = auto()
+    LOADED = auto()
+    LOST = auto()  # fenced; the workers have not yet reported it
+    ALONE = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    req: str
+    ask: Ask
+    prompt: Offer  # what P's offer must say
+    owner: bool  # the first request with this ticket; the others wait for its blocks
+    arrived: float
+    phase: Phase = Phase.WAITING
+    why: str = ""
+    absent_since: float | None = None
+    local: int = 0  # tokens vLLM has already, when it was last asked
+    tokens: int = 0  # that P offers
+    blocks: tuple[int, ...] = ()
+    lease: Lease | None = None
+    reported: bool = False  # vLLM was told that the load is finished, well or not
+    resumed: bool = False  # and has taken it up again: its blocks are in the prefix cache, if it has one
+    finished: bool = False  # vLLM has finished the request while the daemon had the blocks
+
+
+class Loads:
+    def __init__(
+        self,
+        client: LoadClient,
+        block_tokens: int,
+        clock: Callable[[], float],
+        wall_ms: Callable[[], int],
+        tally: Tally,
+        wait_s: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self._client, self._block_tokens, self._clock, self._wall_ms, self._tally = client, block_tokens, clock, wall_ms, tally
+        self._wait_s, self._note = wait_s, note
+        self._loads: dict[str, Load] = {}
+        self._owners: dict[bytes, Load] = {}
+        self._offers: OrderedDict[bytes, Presented] = OrderedDict()
+        self._withdrawn: OrderedDict[bytes, str] = OrderedDict()
+        self._done: set[str] = set()
+        self._lost: set[str] = set()
+
+    # what vLLM does with a request
+
+    def begin(self, req: str, ask: Ask, prompt: Offer) -> None:
+        if req in self._loads:
+            return
+        owner = ask.nonce not in self._owners
+        ld = self._loads[req] = Load(req, ask, prompt, owner, self._clock())
+        if owner:
+            self._owners[ask.nonce] = ld
+
+    def matched(self, req: str, local: int, whole: bool) -> int | None:
+        """Tokens behind the first local ones that will be loaded; None: ask again. whole: vLLM computes the prompt itself in any case."""
+        ld = self._loads.get(req)
+        if ld is None or ld.phase not in (Phase.WAITING, Phase.OFFERED):
+            return 0
+        ld.local = local
+        if not ld.owner:
+            return self._follow(ld)
+        if whole:
+            return self._alone(ld, "the request asks for all of the prompt's logprobs")
+        if local >= ld.prompt.prompt_tokens - 1:
+            return self._alone(ld, "the prompt is in the prefix cache")
+        withdrawn = self._withdrawn.pop(ld.ask.nonce, None)
+        if withdrawn is not None:
+            return self._alone(ld, withdrawn, "ended", told=True)
+        offer = self._offers.get(ld.ask.nonce)
+        if offer is None:
+            return self._wait(ld)
+        try:
+            meta = Offer.decode(offer.meta)
+        except BadParams as err:
+            return self._alone(ld, str(err), "prompt_differs")
+        if meta != ld.prompt or not 0 < offer.tokens <= ld.prompt.prompt_tokens:
+            why = f"the prefill computed another prompt ({meta.prompt_tokens} tokens, this request has {ld.prompt.prompt_tokens})"
+            return self._alone(ld, why, "prompt_differs")
+        if offer.tokens <= local:
+            return self._alone(ld, "what the prefill has is in the prefix cache")
+        ld.phase, ld.tokens = Phase.OFFERED, offer.tokens
+        return offer.tokens - local
+
+    def allocated(self, req: str, external: int, blocks: Sequence[int]) -> None:
+        """vLLM gave the request blocks, external tokens of which are to be loaded into."""
+        ld = self._loads.get(req)
+        if ld is None:
+            return
+        if external == 0:
+            if ld.phase in (Phase.WAITING, Phase.OFFERED):
+                self._alone(ld, "vLLM wants nothing loaded")
+            ld.resumed = True
+            return
+        if ld.phase is not Phase.OFFERED:
+            raise AssertionError(f"vLLM loads {external} tokens of {req}, which is {ld.phase.name}")
+        ld.phase = Phase.BOUND
+        ld.blocks = tuple(blocks[: -(-ld.tokens // self._block_tokens)])
+        self._offers.pop(ld.ask.nonce, None)
+        ld.local = ld.tokens - external
+        try:
+            ld.lease = self._client.bind(ld.ask.ticket, ld.local, ld.blocks)
+        except ValueError as err:  # more blocks than a lease holds, or a ticket that is in use
+            self._client.refuse(ld.ask.ticket, str(err))
+            self._lose(ld, str(err), "refused")
+
+    def finished(self, req: str) -> bool:
+        """The request has finished. True: its blocks must stay until take_done, or the workers' report of lost, names it."""
+        ld = self._loads.get(req)
+        if ld is None:
+            return False
+        if ld.phase in (Phase.WAITING, Phase.OFFERED):
+            self._alone(ld, "the client left", told=not ld.owner)
+        if ld.phase is Phase.BOUND and ld.lease is not None:
+            self._client.revoke(ld.lease, "the client left")
+        elif ld.phase is not Phase.LOST and (ld.phase is not Phase.LOADED or ld.reported):
+            self._forget(ld)
+            return False
+        ld.finished = True
+        return True
+
+    # what the daemon and the workers say
+
+    def event(self, ev: Presented | Withdrawn | Settled | Ended | Refused) -> None:
+        if isinstance(ev, Presented):
+            ld = self._owners.get(ev.nonce)
+            if ld is None or ld.phase is Phase.WAITING:
+                _keep(self._offers, ev.nonce, ev)
+            return
+        if isinstance(ev, Withdrawn):
+            self._offers.pop(ev.nonce, None)
+            ld = self._owners.get(ev.nonce)
+            if ld is None:
+                _keep(self._withdrawn, ev.nonce, ev.text)
+            elif ld.phase in (Phase.WAITING, Phase.OFFERED):
+                self._alone(ld, ev.text or "the prefill withdrew it", "ended", told=True)
+            return
+        ld = self._owners.get(ev.lease.nonce)
+        if ld is None or ld.lease is not ev.lease or ld.phase is not Phase.BOUND:
+            return
+        if isinstance(ev, Settled):
+            ld.phase = Phase.LOADED
+            self._tally.received(len(ld.blocks), self._clock() - ld.arrived)
+            self._done.add(ld.req)
+        elif isinstance(ev, Refused):
+            self._lose(ld, ev.text or "refused", "refused" if ev.code is not None else "no_daemon")
+        else:
+            self._lose(ld, ev.text or "ended", {State.EXPIRED: "expired", State.LOST: "daemon_lost"}.get(ev.state, "ended"))
+
+    def reported(self, reqs: Sequence[str]) -> None:
+        """The workers have told vLLM that these loads are finished, which is how it hears of a failed one."""
+        for req in reqs:
+            self._lost.discard(req)
+            ld = self._loads.get(req)
+            if ld is not None and ld.phase is Phase.LOST:
+                ld.phase, ld.reported = Phase.ALONE, True
+                if ld.finished:
+                    self._forget(ld)
+
+    # once a step
+
+    def take_done(self) -> set[str]:
+        """Requests whose KV is there, or whose blocks are fenced after an abort: each is named once."""
+        done, self._done = self._done, set()
+        for req in done:
+            ld = self._loads[req]
+            ld.reported = True
+            if ld.finished:
+                self._forget(ld)
+        return done
+
+    def take_lost(self) -> list[str]:
+        """Requests whose load failed, for the workers to report: each is named once."""
+        lost, self._lost = sorted(self._lost), set()
+        return lost
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything of the daemon's is awaited for a request that vLLM holds."""
+        return any(ld.phase in (Phase.BOUND, Phase.LOST) or (ld.phase is Phase.LOADED and not ld.reported) for ld in self._loads.values())
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    # inside
+
+    def _wait(self, ld: Load) -> int | None:
+        now = self._clock()
+        if self._client.ready:
+            ld.absent_since = None
+        elif ld.absent_since is None:
+            ld.absent_since = now
+        elif now - ld.absent_since > ABSENT_S_MAX:
+            return self._alone(ld, "the node daemon is not there", "no_daemon")
+        if self._wall_ms() >= ld.ask.deadline_ms:
+            return self._alone(ld, "the prefill did not come before the ticket's deadline", "not_presented")
+        if now - ld.arrived > self._wait_s:
+            return self._alone(ld, f"the prefill did not come within {self._wait_s:g} s", "not_presented")
+        return None
+
+    def _follow(self, ld: Load) -> int | None:
+        """Another request with the same ticket: when the owner's blocks are loaded they are found in the prefix cache."""
+        first = self._owners.get(ld.ask.nonce)
+        late = self._clock() - ld.arrived > self._wait_s or self._wall_ms() >= ld.ask.deadline_ms
+        if late or first is None or first.resumed or first.phase is Phase.ALONE:
+            ld.phase, ld.why = Phase.ALONE, "the ticket is another request's"
+            return 0
+        return None
+
+    def _alone(self, ld: Load, why: str, failure: str = "", *, told: bool = False) -> int:
+        """The engine computes the prompt itself. told: P's side knows already."""
+        ld.phase, ld.why = Phase.ALONE, why
+        if ld.owner:
+            self._offers.pop(ld.ask.nonce, None)
+            if not told:
+                self._client.refuse(ld.ask.ticket, why)
+        if failure:
+            self._tally.fail(failure)
+            self._note(f"request {ld.req} computes its prompt itself: {why}")
+        return 0
+
+    def _lose(self, ld: Load, why: str, failure: str) -> None:
+        if ld.finished:
+            ld.phase, ld.why = Phase.LOADED, why  # nobody wants the KV any more; the blocks are fenced
+            self._done.add(ld.req)
+            return
+        ld.phase, ld.why = Phase.LOST, why
+        self._lost.add(ld.req)
+        self._tally.fail(failure)
+        self._note(f"request {ld.req} computes its prompt itself, the KV of its prefill did not arrive: {why}")
+
+    def _forget(self, ld: Load) -> None:
+        self._loads.pop(ld.req, None)
+        if self._owners.get(ld.ask.nonce) is ld:
+            del self._owners[ld.ask.nonce]
+
+
+def _keep(store: OrderedDict[bytes, T], key: bytes, value: T) -> None:
+    store[key] = value
+    if len(store) > KEPT_OFFERS_MAX:
+        store.popitem(last=False)

@@ -1,0 +1,39 @@
+"""What control tells the workers with each step, and what they answer. Plain values: vLLM pickles them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.events import LeaseRef
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """These blocks of a request are complete when this step's forward pass is."""
+
+    ref: LeaseRef
+    first: int  # block of the request
+    count: int
+
+
+@dataclass(slots=True)
+class Step:
+    """One step's work for every worker."""
+
+    pushes: list[Push] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # requests whose load failed and whose blocks are fenced: report them once
+    beat: bool = False  # answer in any case, so that the scheduler's half is called after the step
+
+    def __bool__(self) -> bool:
+        return bool(self.pushes or self.failed or self.beat)
+
+
+@dataclass(slots=True)
+class Answer:
+    """A worker's answer, or several ones' together."""
+
+    refused: list[tuple[LeaseRef, str]] = field(default_factory=list)  # leases of which something could not be pushed, and why
+    absent: dict[int, str] = field(default_factory=dict)  # ranks that lend no memory at present, and why
+
+    def join(self, other: Answer) -> Answer:
+        return Answer(self.refused + other.refused, self.absent | other.absent)
