@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 )
@@ -122,6 +123,8 @@ type WorkerStatus struct {
 	Decodes       int64  `json:"decodes"`
 	Cooling       string `json:"cooling,omitempty"`
 	CoolingMS     int64  `json:"cooling_ms,omitempty"`
+	// Engine is what it says of itself.
+	Engine *collect.Status `json:"engine,omitempty"`
 }
 
 // Status is a snapshot.
@@ -135,7 +138,7 @@ func (r *Router) Status() Status {
 	v := r.fleet.view()
 	for _, c := range v.Workers {
 		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Dialect: c.Dialect, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
-			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes}
+			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes, Engine: r.fleet.engines.Status(c.ID)}
 		if left := c.CoolUntil.Sub(v.Now); left > 0 {
 			w.Cooling, w.CoolingMS = c.CoolReason, left.Milliseconds()
 		}

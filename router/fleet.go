@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -54,15 +55,18 @@ type fleet struct {
 	models map[string]time.Time // last seen
 
 	ways    *channels
+	engines *collect.Collector
 	bars    *bars
 	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
 	stop    chan struct{}
 	done    chan struct{}
 }
 
-func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool) *fleet {
+func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool, collecting collect.Config) *fleet {
 	f := &fleet{source: source, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
+	collecting.Own = f.own
+	f.engines = collect.New(collecting)
 	ch := make(chan struct{})
 	f.changed.Store(&ch)
 	next := source.Changed()
@@ -91,6 +95,7 @@ func (f *fleet) follow(next <-chan struct{}) {
 func (f *fleet) close() {
 	close(f.stop)
 	<-f.done
+	f.engines.Close()
 	f.ways.close()
 }
 
@@ -126,9 +131,38 @@ func (f *fleet) take(workers []pairing.Worker) {
 	f.mu.Unlock()
 	f.members.Store(&members)
 	f.order.Store(&order)
+	f.engines.Follow(followed(order))
 	f.client.Keep(func(addr string) bool { return addrs[addr] })
 	ch := make(chan struct{})
 	close(*f.changed.Swap(&ch))
+}
+
+// followed are the members as the collector is to know them.
+func followed(order []*member) []collect.Worker {
+	workers := make([]collect.Worker, len(order))
+	for i, m := range order {
+		workers[i] = collect.Worker{ID: m.w.ID, Incarnation: m.w.Incarnation, Addr: m.w.Addr, Events: m.w.Events, EventsReplay: m.w.EventsReplay}
+	}
+	return workers
+}
+
+// own is how many requests of this router are at a worker.
+func (f *fleet) own(worker string) int64 {
+	m := (*f.members.Load())[worker]
+	if m == nil {
+		return 0
+	}
+	l := m.charges.load()
+	return l.Prefills + l.Decodes
+}
+
+// engine is what a worker said of itself lately.
+func (f *fleet) engine(worker string) pairing.Engine {
+	x, ok := f.engines.Figures(worker)
+	if !ok {
+		return pairing.Engine{}
+	}
+	return pairing.Engine{Known: true, Running: x.Running, Waiting: x.Waiting, Foreign: x.Foreign(), KVUsage: x.KVUsage}
 }
 
 func sameProcess(a, b *pairing.Worker) bool {
@@ -161,7 +195,7 @@ func (f *fleet) view() *pairing.View {
 	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred, Channel: f.ways.between}
 	for i, m := range order {
 		c := &v.Workers[i]
-		c.Worker, c.Load = m.w, m.charges.load()
+		c.Worker, c.Load, c.Engine = m.w, m.charges.load(), f.engine(m.w.ID)
 		m.health.mu.Lock()
 		c.CoolUntil, c.CoolReason = m.health.coolUntil, m.health.coolReason
 		m.health.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"github.com/valyala/fasthttp/fasthttpadaptor"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
@@ -85,7 +86,8 @@ func New(cfg Config) (*Router, error) {
 		r.dialects[d.Name()] = d
 	}
 	r.base, r.stopAll = context.WithCancelCause(context.Background())
-	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil })
+	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil }, collect.Config{Logger: cfg.Logger})
+	cfg.Registry.MustRegister(r.fleet.engines)
 	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
 	r.server = &fasthttp.Server{
 		Name: "headrace", Handler: r.handle, ErrorHandler: r.badRequest, Concurrency: 2 * cfg.MaxConns, // accept holds the limit

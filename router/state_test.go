@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -98,7 +99,7 @@ func TestAdmission(t *testing.T) {
 func newTestFleet(t *testing.T, workers ...pairing.Worker) (f *fleet, now *time.Time) {
 	t.Helper()
 	client := upstream.New(upstream.Config{})
-	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true })
+	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true }, collect.Config{})
 	t.Cleanup(func() {
 		f.close()
 		client.Close()

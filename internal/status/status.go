@@ -45,6 +45,18 @@ type Worker struct {
 	Status  *WorkerStatus `json:"status,omitempty"`  // of Headrace's own
 	Figures *Figures      `json:"figures,omitempty"` // of engines of another kind
 	Error   string        `json:"error,omitempty"`
+	// Collected is what the router that looked last heard of it.
+	Collected *Collected `json:"collected,omitempty"`
+}
+
+// Collected is what is shown of a worker in a router's /status.
+type Collected struct {
+	AgeMS   int64   `json:"age_ms"`
+	Stale   bool    `json:"stale,omitempty"`
+	Running int64   `json:"running"`
+	Waiting int64   `json:"waiting"`
+	KVUsage float64 `json:"kv_usage"` // 0 to 1, -1 where it is not said
+	Problem string  `json:"problem,omitempty"`
 }
 
 // WorkerStatus is what is shown of a worker's /status.
@@ -254,7 +266,32 @@ func Gather(ctx context.Context, endpoints []string, view *registry.View) *Repor
 		})
 	}
 	wg.Wait()
+	r.spread()
 	return r
+}
+
+// spread gives each worker what the router that looked last heard of it.
+func (r *Report) spread() {
+	best := map[string]*Collected{}
+	for _, x := range r.Routers {
+		var s struct {
+			Workers []struct {
+				ID     string     `json:"id"`
+				Engine *Collected `json:"engine"`
+			} `json:"workers"`
+		}
+		if json.Unmarshal(x.Status, &s) != nil {
+			continue // it is shown as it came
+		}
+		for _, w := range s.Workers {
+			if old := best[w.ID]; w.Engine != nil && (old == nil || old.Stale && !w.Engine.Stale || old.Stale == w.Engine.Stale && w.Engine.AgeMS < old.AgeMS) {
+				best[w.ID] = w.Engine
+			}
+		}
+	}
+	for i := range r.Workers {
+		r.Workers[i].Collected = best[r.Workers[i].ID]
+	}
 }
 
 // ask reads a part's /status.
@@ -330,22 +367,31 @@ func (r *Report) printRouters(t io.Writer) {
 }
 
 func (r *Report) printWorkers(t io.Writer) {
-	fmt.Fprintf(t, "\nWORKER\tROLE\tMODEL\tNODE\tBLOCKS USED/FREE/LEASED/OF\tRUNNING\tWAITING\tPID\tUP\tSTATE\n")
+	fmt.Fprintf(t, "\nWORKER\tROLE\tMODEL\tNODE\tBLOCKS USED/FREE/LEASED/OF\tRUNNING\tWAITING\tKV\tPID\tUP\tSTATE\n")
 	for _, w := range r.Workers {
-		blocks, running, waiting := "-", "-", "-"
+		blocks, running, waiting, usage := "-", "-", "-", "-"
+		if c := w.Collected; c != nil && !c.Stale {
+			running, waiting = fmt.Sprint(c.Running), fmt.Sprint(c.Waiting)
+			if c.KVUsage >= 0 {
+				usage = fmt.Sprintf("%.0f %%", 100*c.KVUsage)
+			}
+		}
 		if s := w.Status; s != nil {
 			blocks = fmt.Sprintf("%d/%d/%d/%d", s.BlocksTotal-s.BlocksFree, s.BlocksFree, s.BlocksLeased, s.BlocksTotal)
 			running, waiting = fmt.Sprint(s.Running), fmt.Sprint(s.Waiting)
 		}
 		if f := w.Figures; f != nil {
 			blocks, running, waiting = f.blocks(w.Blocks), count(f.Running), count(f.Waiting)
+			if f.CacheUsage != nil {
+				usage = fmt.Sprintf("%.0f %%", 100**f.CacheUsage)
+			}
 		}
 		node := w.NodeID
 		if node == "" {
 			node = "none"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n",
-			w.ID, w.Role, w.Model, node, blocks, running, waiting, w.PID, since(w.Started), state(w.problem()))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n",
+			w.ID, w.Role, w.Model, node, blocks, running, waiting, usage, w.PID, since(w.Started), state(w.problem()))
 	}
 }
 

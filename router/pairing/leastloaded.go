@@ -44,18 +44,23 @@ func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, err
 	}
 	w := f.left[best]
 	d.Whole = w.Worker
-	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(f.left), wholeScore(w)))
+	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(f.left), wholeScore(w)) + strained(w))
 	return d, nil
 }
 
-func prefillScore(c *Candidate) int64 { return c.Load.PrefillTokens + c.Load.Decodes*decodeTokens }
-func decodeScore(c *Candidate) int64  { return c.Load.Decodes*decodeTokens + c.Load.PrefillTokens }
-func wholeScore(c *Candidate) int64   { return c.Load.PrefillTokens + c.Load.Decodes*decodeTokens }
+func prefillScore(c *Candidate) int64 { return wholeScore(c) }
+func decodeScore(c *Candidate) int64  { return wholeScore(c) }
+func wholeScore(c *Candidate) int64 {
+	return c.Load.PrefillTokens + (c.Load.Decodes+c.foreign())*decodeTokens
+}
 
 // wholeBefore prefers workers that decode anyway over those set aside for prefill, then the less loaded.
 func wholeBefore(r Request, a, b *Candidate) bool {
 	if x, y := a.Role.Decodes(), b.Role.Decodes(); x != y {
 		return x
+	}
+	if x, y := a.strain() != "", b.strain() != ""; x != y {
+		return y
 	}
 	return wholeScore(a)-r.saves(a) < wholeScore(b)-r.saves(b)
 }
@@ -69,13 +74,12 @@ func (r *Request) saves(c *Candidate) int64 {
 }
 
 // pickPair takes the pair of least summed load, the transfer's among it, of those that fit: one dialect, one model fingerprint,
-// not one worker twice, and a daemon each where KV moves through daemons. Equal block sizes and tensor-parallel degrees go
-// first, as their copy plans are the cheapest.
+// not one worker twice, and a daemon each where KV moves through daemons. Strained workers go last. Equal block sizes and
+// tensor-parallel degrees go first, as their copy plans are the cheapest.
 func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok bool, why string) {
 	var best struct {
 		p, d  *Candidate
-		score int64
-		same  bool
+		rank  rank
 		way   Channel
 		known bool
 	}
@@ -97,9 +101,15 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 			}
 			n.pairs++
 			way, known := v.channel(p, c)
-			score, same := prefillScore(p)+decodeScore(c)-r.saves(p)-r.saves(c)+way.cost(r.PromptTokens), p.BlockTokens == c.BlockTokens && p.TensorParallel == c.TensorParallel
-			if best.p == nil || same && !best.same || same == best.same && score < best.score {
-				best.p, best.d, best.score, best.same, best.way, best.known = p, c, score, same, way, known
+			x := rank{score: prefillScore(p) + decodeScore(c) - r.saves(p) - r.saves(c) + way.cost(r.PromptTokens),
+				unequal: p.BlockTokens != c.BlockTokens || p.TensorParallel != c.TensorParallel}
+			for _, w := range [2]*Candidate{p, c} {
+				if w.strain() != "" {
+					x.strained++
+				}
+			}
+			if best.p == nil || x.before(best.rank) {
+				best.p, best.d, best.rank, best.way, best.known = p, c, x, way, known
 			}
 		}
 	}
@@ -111,7 +121,24 @@ func pickPair(r Request, d *Decision, left []*Candidate, v *View, turn int) (ok 
 	if best.known {
 		why += "; " + best.way.words(r.PromptTokens)
 	}
-	return true, why
+	return true, why + strained(best.p, best.d)
+}
+
+// rank is what pairs are compared by, the first difference decides.
+type rank struct {
+	strained int  // of the two workers
+	unequal  bool // in blocks or ranks
+	score    int64
+}
+
+func (a rank) before(b rank) bool {
+	if a.strained != b.strained {
+		return a.strained < b.strained
+	}
+	if a.unequal != b.unequal {
+		return b.unequal
+	}
+	return a.score < b.score
 }
 
 // ends counts what pairs could be made of, to say why there is none.

@@ -48,6 +48,9 @@ type Worker struct {
 	// Opaque: the inside of a block means something to its own engine alone, so that only blocks of one size, divided
 	// over equally many ranks, can be moved.
 	Opaque bool
+
+	// Events and EventsReplay are host:port of its KV events' publisher and of their replay, "" for none.
+	Events, EventsReplay string
 }
 
 // Dialects that pair otherwise than by node daemons.
@@ -94,10 +97,21 @@ type Load struct {
 	Decodes       int64 // streams, those still waiting for their KV included
 }
 
+// Engine is what a worker said of itself a moment ago.
+type Engine struct {
+	Known            bool // else nothing was heard lately, and the rest means nothing
+	Running, Waiting int64
+	// Foreign is how many of these this router did not give it.
+	Foreign int64
+	// KVUsage is the part of its KV cache that requests hold, 0 to 1; what is only cached does not count. -1: not said.
+	KVUsage float64
+}
+
 // Candidate is a worker with its load and health.
 type Candidate struct {
 	*Worker
-	Load Load
+	Load   Load
+	Engine Engine
 	// CoolUntil, when after the view's Now, is the time up to which the worker is left alone because it just failed.
 	CoolUntil time.Time
 	// Why it is left alone.

@@ -37,6 +37,8 @@ type Engine struct {
 	Reply func(c *EngineCall) (contentType string, body string)
 	// Lease is how long NIXL's prefill keeps blocks. 30 s
 	Lease time.Duration
+	// Metrics is what /metrics answers; nil for those of an engine with nothing to do.
+	Metrics atomic.Pointer[string]
 
 	srv     *http.Server
 	wg      sync.WaitGroup
@@ -135,6 +137,10 @@ func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 			panic(http.ErrAbortHandler)
 		}
+		return
+	}
+	if r.URL.Path == "/metrics" {
+		serveMetrics(w, e.Metrics.Load())
 		return
 	}
 	e.active.Add(1)

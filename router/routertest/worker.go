@@ -52,6 +52,8 @@ type Worker struct {
 	Fault func(c *Call, stage string, n int) Action
 	// Heartbeat is 20 ms when zero.
 	Heartbeat time.Duration
+	// Metrics is what /metrics answers; nil for those of an engine with nothing to do.
+	Metrics atomic.Pointer[string]
 
 	srv    *http.Server
 	ln     net.Listener
@@ -160,6 +162,10 @@ var errAbort = errors.New("abort")
 func (w *Worker) handle(rw http.ResponseWriter, r *http.Request) {
 	w.wg.Add(1)
 	defer w.wg.Done()
+	if r.URL.Path == "/metrics" {
+		serveMetrics(rw, w.Metrics.Load())
+		return
+	}
 	w.active.Add(1)
 	defer w.active.Add(-1)
 	c := &Call{Worker: w, N: int(w.calls.Add(1)), Path: r.URL.Path, w: rw, ctx: r.Context()}

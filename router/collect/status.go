@@ -1,0 +1,98 @@
+package collect
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Status is what is known of a worker, for people to read.
+type Status struct {
+	// AgeMS is how old the figures are; they are shown however old.
+	AgeMS   int64   `json:"age_ms"`
+	Stale   bool    `json:"stale,omitempty"` // too old to be used
+	Running int64   `json:"running"`
+	Waiting int64   `json:"waiting"`
+	Foreign int64   `json:"foreign"`  // requests that this router did not give it
+	KVUsage float64 `json:"kv_usage"` // -1: not said
+	Ranks   int     `json:"ranks,omitempty"`
+
+	PrefixQueries   int64 `json:"prefix_queries"`
+	PrefixHits      int64 `json:"prefix_hits"`
+	ExternalQueries int64 `json:"external_queries"`
+	ExternalHits    int64 `json:"external_hits"`
+	Preemptions     int64 `json:"preemptions"`
+	Blocks          int64 `json:"blocks,omitempty"`
+	BlockTokens     int64 `json:"block_tokens,omitempty"`
+
+	Looks    uint64 `json:"looks"`
+	Failures uint64 `json:"failures"`
+	Problem  string `json:"problem,omitempty"` // of the last look
+}
+
+// Status tells what is known of a worker; nil before anything was tried.
+func (c *Collector) Status(worker string) *Status {
+	f := (*c.followers.Load())[worker]
+	if f == nil {
+		return nil
+	}
+	return f.status()
+}
+
+func (f *follower) status() *Status {
+	s := &Status{Looks: f.looks.Load(), Failures: f.failures.Load(), KVUsage: -1, AgeMS: -1, Stale: true}
+	if p := f.problem.Load(); p != nil {
+		s.Problem = *p
+	}
+	if fig := f.figures.Load(); fig != nil {
+		age := time.Since(fig.At)
+		s.AgeMS, s.Stale = age.Milliseconds(), age > f.c.cfg.Stale
+		s.Running, s.Waiting, s.Foreign, s.KVUsage, s.Ranks = fig.Running, fig.Waiting, fig.Foreign(), fig.KVUsage, fig.Ranks
+		s.PrefixQueries, s.PrefixHits, s.ExternalQueries, s.ExternalHits = fig.PrefixQueries, fig.PrefixHits, fig.ExternalQueries, fig.ExternalHits
+		s.Preemptions, s.Blocks, s.BlockTokens = fig.Preemptions, fig.Blocks, fig.BlockTokens
+	}
+	return s
+}
+
+func desc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("headrace_router_worker_"+name, help, []string{"worker"}, nil)
+}
+
+var (
+	descAge      = desc("scrape_age_seconds", "Since a worker's metrics were last read.")
+	descLooks    = desc("scrapes_total", "Looks at a worker's metrics.")
+	descFailures = desc("scrape_failures_total", "Looks at a worker's metrics that failed.")
+	descRunning  = desc("requests_running", "Requests that a worker says it computes; absent when that is stale.")
+	descWaiting  = desc("requests_waiting", "Requests that a worker says wait in it; absent when that is stale.")
+	descUsage    = desc("kv_cache_usage", "Part of its KV cache that a worker says requests hold; absent when that is stale.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descAge, descLooks, descFailures, descRunning, descWaiting, descUsage} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector. A worker that has gone leaves nothing behind.
+func (c *Collector) Collect(ch chan<- prometheus.Metric) {
+	c.each(func(f *follower) {
+		s := f.status()
+		put := func(d *prometheus.Desc, kind prometheus.ValueType, v float64) {
+			ch <- prometheus.MustNewConstMetric(d, kind, v, f.w.ID)
+		}
+		put(descLooks, prometheus.CounterValue, float64(s.Looks))
+		put(descFailures, prometheus.CounterValue, float64(s.Failures))
+		if s.AgeMS >= 0 {
+			put(descAge, prometheus.GaugeValue, float64(s.AgeMS)/1000)
+		}
+		if s.Stale {
+			return
+		}
+		put(descRunning, prometheus.GaugeValue, float64(s.Running))
+		put(descWaiting, prometheus.GaugeValue, float64(s.Waiting))
+		if s.KVUsage >= 0 {
+			put(descUsage, prometheus.GaugeValue, s.KVUsage)
+		}
+	})
+}
