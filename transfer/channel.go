@@ -337,6 +337,7 @@ func (c *channel) close(cause error) {
 	}
 	c.mu.Unlock()
 	close(c.gone)
+	c.leaveParked()
 	if ready && !leaving && !errors.Is(cause, ErrClosed) {
 		c.errs.Add(1)
 		c.e.totals.died.Add(1)

@@ -203,7 +203,18 @@ func (c *channel) handleRevoke(h frameHeader, b []byte) error {
 	}
 	stopped := finishFrame(newFrame(frameStopped, role, h.lease, 0))
 	if l == nil {
-		c.out.send(stopped)
+		var opened chan struct{}
+		if h.role == roleSource {
+			opened = c.takeBack(h.lease)
+		}
+		if opened == nil {
+			c.out.send(stopped)
+			return nil
+		}
+		c.e.wg.Go(func() {
+			<-opened
+			_ = c.handleRevoke(h, b) // it parsed before
+		})
 		return nil
 	}
 	c.e.wg.Go(func() {

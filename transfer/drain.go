@@ -100,6 +100,7 @@ func (e *Engine) Drain() Cut {
 	e.drain.draining = true
 	cut := Cut{Tickets: e.book.used(e.now()), RateLimitBps: e.rate.get()}
 	e.drain.gate.Unlock()
+	e.sendParkedOn()
 	e.drain.mu.Lock()
 	if e.drain.accepts {
 		e.drain.accepts = false

@@ -39,6 +39,7 @@ type Engine struct {
 	leases     atomic.Int64
 	totals     counters
 	drain      drainState
+	parking    parkingLot
 
 	mu       sync.Mutex
 	closed   bool

@@ -29,6 +29,14 @@ func (e *Engine) AttachAs(engineID string, owner uint32, ev func(Event)) (*Clien
 	if ev == nil {
 		return nil, fmt.Errorf("%w: no event function", ErrInvalid)
 	}
+	c, err := e.addClient(engineID, owner, ev)
+	if err == nil {
+		e.openParked(engineID)
+	}
+	return c, err
+}
+
+func (e *Engine) addClient(engineID string, owner uint32, ev func(Event)) (*Client, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
@@ -204,4 +212,30 @@ func orMissing(err error, ids []RegionID) error {
 		return fmt.Errorf("%w: one is leaving: try again", ErrRanksMissing)
 	}
 	return err
+}
+
+// Idle says that nothing of an engine is under way here: it has no lease, nor has the one that it is a member of, and its
+// memory is in none. So it is where no such engine is attached.
+func (e *Engine) Idle(engineID string) bool {
+	c := e.client(engineID)
+	if c == nil {
+		return true
+	}
+	if of := c.MemberOf(); of != "" {
+		if engine := e.client(of); engine != nil && !engine.idle() {
+			return false
+		}
+	}
+	return c.idle()
+}
+
+func (c *Client) idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.regions {
+		if r.used() {
+			return false
+		}
+	}
+	return len(c.leases) == 0
 }

@@ -65,6 +65,9 @@ func (e *Engine) recall(raw []byte, reason string) recall.Verdict {
 	case err != nil:
 		return recall.Full
 	case !known:
+		if e.unpark(reason, func(p *parked) bool { return p.nonce == t.Nonce }) > 0 {
+			return recall.Revoked
+		}
 		return recall.Remembered
 	}
 	if l := e.presentedHere(&t); l != nil {

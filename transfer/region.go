@@ -66,6 +66,12 @@ func (r *Region) release(l *lease) {
 	}
 }
 
+func (r *Region) used() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.users) > 0
+}
+
 func (r *Region) retiring() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,7 +19,8 @@ type Status struct {
 	Totals       Totals            `json:"totals"`
 	Unusable     []PeerRefusal     `json:"peers_unusable,omitempty"`
 	Tickets      int               `json:"tickets_remembered"`
-	Draining     bool              `json:"draining"` // it gives way to a successor
+	Waiting      int               `json:"tickets_waiting"` // presented here to engines that are not attached
+	Draining     bool              `json:"draining"`        // it gives way to a successor
 }
 
 // PeerRefusal is a peer with which there is no common protocol version.

@@ -11,7 +11,7 @@ import (
 func (e *Engine) Status() Status {
 	t := &e.totals
 	s := Status{
-		NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, DataAddr: e.DataAddr(), Checksum: e.cfg.Checksum.String(), RateLimitBps: e.rate.get(), Tickets: e.book.len(), Draining: e.Draining(),
+		NodeID: e.cfg.NodeID, Epoch: e.cfg.Epoch, DataAddr: e.DataAddr(), Checksum: e.cfg.Checksum.String(), RateLimitBps: e.rate.get(), Tickets: e.book.len(), Waiting: e.parking.len(), Draining: e.Draining(),
 		Transports: e.transportStatus(), Engines: []ClientStatus{}, Leases: []LeaseStatus{}, Channels: []ChannelStatus{},
 		Totals: Totals{
 			BytesSent: t.sent.Load(), BytesLanded: t.landed.Load(), PiecesDuplicate: t.duplicate.Load(), PiecesDiscarded: t.discarded.Load(),

@@ -340,7 +340,7 @@ func (w *Write) Done(err error) {
 	w.after(w)
 }
 
-// handlePresent takes a presented ticket, or refuses it with the reason.
+// handlePresent takes a presented ticket, lets it wait for its engine, or refuses it with the reason.
 func (c *channel) handlePresent(id LeaseID, m *presentMsg) {
 	if err := c.openTarget(id, m); errors.Is(err, ErrDraining) {
 		c.out.send(finishFrame(newFrame(frameAgain, roleTarget, id, 0)))
@@ -388,7 +388,7 @@ func (c *channel) openTarget(id LeaseID, m *presentMsg) error {
 	}
 	client := e.client(t.DEngine)
 	if client == nil {
-		return fmt.Errorf("%w: decode engine %q is not attached to %q", ErrWrongTicket, t.DEngine, e.cfg.NodeID)
+		return c.park(id, m, &t)
 	}
 	if of := client.MemberOf(); of != "" {
 		return fmt.Errorf("%w: decode engine %q is a member of %q", ErrWrongTicket, t.DEngine, of)

@@ -54,11 +54,8 @@ func (b *ticketBook) claim(nonce [16]byte, deadline, now time.Time) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sweep(now)
-	if word, known := b.nonces[nonce]; known {
-		if word != "" {
-			return fmt.Errorf("%w: %s", ErrTicketUsed, word)
-		}
-		return ErrTicketUsed
+	if err := b.reason(nonce); err != nil {
+		return err
 	}
 	if len(b.nonces) >= b.max {
 		return fmt.Errorf("%w: %d tickets are remembered until their deadlines", ErrLimit, b.max)
@@ -98,6 +95,26 @@ func (b *ticketBook) void(nonce [16]byte, deadline, now time.Time, reason string
 		return false, err
 	}
 	return b.buried(nonce, now) == "", nil // it may have been presented in between
+}
+
+// check says why a ticket cannot be presented, without claiming it.
+func (b *ticketBook) check(nonce [16]byte, now time.Time) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sweep(now)
+	return b.reason(nonce)
+}
+
+// reason is why a ticket is worth nothing; nil: it is. b.mu is held.
+func (b *ticketBook) reason(nonce [16]byte) error {
+	word, known := b.nonces[nonce]
+	switch {
+	case !known:
+		return nil
+	case word != "":
+		return fmt.Errorf("%w: %s", ErrTicketUsed, word)
+	}
+	return ErrTicketUsed
 }
 
 // buried answers why a ticket was given up, "" if it was not.

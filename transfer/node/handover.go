@@ -159,6 +159,7 @@ func (s *server) drain(h *handConn) {
 	for _, c := range engines {
 		c.send(0, wire.Event{Kind: wire.TypeDraining})
 	}
+	told := time.Now()
 	s.moveAdmin()
 	ctx, cancel := context.WithTimeout(s.ctx, s.cfg.DrainTimeout)
 	defer cancel()
@@ -196,10 +197,26 @@ func (s *server) drain(h *handConn) {
 				s.log.Warn("drain timeout: ending what is left", "leases", s.eng.Leases(), "engines", len(s.living()), "timeout", s.cfg.DrainTimeout)
 			}
 		case <-tick.C:
+			if time.Since(told) > idleGrace {
+				s.endIdle()
+			}
 			continue
 		}
 		close(s.drained)
 		return
+	}
+}
+
+// idleGrace is how long an engine of which nothing is left on this daemon may take to leave it. One that reads its socket only when it has
+// work does not hear that it should.
+const idleGrace = 2 * time.Second
+
+// endIdle closes the connections on which nothing is left.
+func (s *server) endIdle() {
+	for _, c := range s.living() {
+		if s.eng.Idle(c.id) {
+			c.end(wire.Errorf(wire.CodeDraining, "%v, and nothing of this engine is left here: connect again", transfer.ErrDraining), false)
+		}
 	}
 }
 

@@ -205,7 +205,9 @@ func TestRefusedTickets(t *testing.T) {
 		"other P":     func(a *attempt) { *a = *newAttempt(p, d, func(t *ticket.Ticket) { t.PEngine = "q" }) },
 		"other node":  func(a *attempt) { *a = *newAttempt(p, d, func(t *ticket.Ticket) { t.PNode = "node-x" }) },
 		"other DNode": func(a *attempt) { *a = *newAttempt(p, d, func(t *ticket.Ticket) { t.DNode = "node-x" }) },
-		"no such D":   func(a *attempt) { *a = *newAttempt(p, d, func(t *ticket.Ticket) { t.DEngine = "x" }) },
+		"no such D": func(a *attempt) { // waits for it
+			*a = *newAttempt(p, d, func(t *ticket.Ticket) { t.DEngine, t.Deadline = "x", time.Now().Add(200*time.Millisecond) })
+		},
 		"no region":   func(a *attempt) { a.p.region += 100 },
 		"block range": func(a *attempt) { a.from[0] = 1 << 20 },
 		"more blocks": func(a *attempt) { a.tokens -= 16 },

@@ -14,6 +14,7 @@ import (
 
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node"
+	"github.com/headrace/headrace/transfer/node/wire"
 )
 
 // exited waits for a daemon's process and says how it went.
@@ -279,6 +280,37 @@ func TestTakeOverTimesOut(t *testing.T) {
 	<-stays.Done()
 	if err := stays.Err(); !contains(err, "stopping") {
 		t.Errorf("the engine that stayed hears: %v", err)
+	}
+	exited(t, "the old daemon", proc)
+}
+
+// An engine, and a rank of it, of which nothing is left and which do not read their sockets, as an engine that only looks when it
+// has work: the old daemon does not wait for them. It does for those with a lease.
+func TestTakeOverDoesNotWaitForTheIdle(t *testing.T) {
+	cfg := nodeConfig{NodeID: "node-a", Transport: "shm", Dir: t.TempDir()} // drains for a minute
+	r, proc := startNodeProcess(t, cfg)
+	engine, rank := rawDial(t, r.Socket), rawDial(t, r.Socket)
+	engine.hello("idle", wire.VersionMin, wire.VersionMax)
+	rank.hello("idle/0", wire.VersionMin, wire.VersionMax)
+	p, d := newEngine(t, r.Socket, "p", wideLayout()), newEngine(t, r.Socket, "d", wideLayout())
+	at := newAttempt(p, d)
+	at.bind()
+	next := cfg
+	next.Takeover = true
+	startNodeProcess(t, next)
+	for _, c := range []*rawConn{engine, rank} {
+		c.expect(wire.TypeHelloOK)
+		c.expect(wire.TypeDraining)
+		if m := c.expect(wire.TypeGoodbye).(wire.Event); wire.Code(m.Code) != wire.CodeDraining || !strings.Contains(m.Text, "connect again") {
+			t.Errorf("good-bye: %+v", m)
+		}
+	}
+	at.push(1) // that lease goes on
+	at.finish("x")
+	<-p.Done() // by then these have nothing either
+	<-d.Done()
+	if err := p.Err(); !errors.Is(err, transfer.ErrDraining) {
+		t.Errorf("P hears: %v", err)
 	}
 	exited(t, "the old daemon", proc)
 }

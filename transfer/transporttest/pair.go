@@ -292,6 +292,20 @@ func (p *Pair) attach(t testing.TB, o Options) {
 	}
 }
 
+// Reattach attaches a side whose client was closed, and lends its memory anew.
+func (s *Side) Reattach(t testing.TB) {
+	t.Helper()
+	var err error
+	if s.Client, err = s.Engine.Attach(s.ID, s.event); err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range s.Layouts {
+		if s.Regions[i], err = s.Client.AddRegion(s.Mems[i].FD(t), l.LayerStride*uint64(l.Layers), l, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func newEngine(t testing.TB, f Factory, node string, o Options) (*transfer.Engine, *transfer.Pauses) {
 	t.Helper()
 	p := transfer.NewPauses()
