@@ -55,6 +55,8 @@ type Config struct {
 	// ProbeTimeout is how long an engine that has been silent for Upstream.SilenceTimeout, and has no heartbeat, may take to
 	// answer /health. 5 s
 	ProbeTimeout time.Duration
+	// NixlLease is for how long a vLLM with a NixlConnector keeps blocks for decode: its kv_lease_duration. 30 s
+	NixlLease time.Duration
 	// Recaller voids tickets of attempts that ended early; nil: they run out by themselves.
 	Recaller dialects.Recaller
 
@@ -76,6 +78,7 @@ func (c *Config) setDefaults() error {
 	}{
 		{&c.RequestTimeout, 300 * time.Second}, {&c.RecoveryTimeout, 5 * time.Second}, {&c.ReadTimeout, time.Minute},
 		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute}, {&c.ProbeTimeout, 5 * time.Second},
+		{&c.NixlLease, dialects.DefaultNixlLease},
 	} {
 		if *d.v < 0 {
 			return errors.New("configure router: a timeout is negative")

@@ -1,11 +1,16 @@
 package router
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,6 +45,9 @@ var fates = map[string]func() []*routertest.Engine{
 	"openai":    func() []*routertest.Engine { return engines("openai", "e1") },
 	"vllm":      func() []*routertest.Engine { return engines("vllm", "p1", "d1") },
 	"vllm-both": func() []*routertest.Engine { return engines("vllm", "b1", "b2") },
+	"nixl":      func() []*routertest.Engine { return engines("vllm-nixl", "p1", "d1") },
+	"nixl-both": func() []*routertest.Engine { return engines("vllm-nixl", "b1", "b2") },
+	"nixl-one":  func() []*routertest.Engine { return engines("vllm-nixl", "p1") },
 	"vllm-one":  func() []*routertest.Engine { return engines("vllm", "d1") },
 }
 
@@ -236,6 +244,224 @@ func TestEngineFaults(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNixlFaults: the same for vLLM's own connector.
+func TestNixlFaults(t *testing.T) {
+	for _, tt := range []struct {
+		who, stage string
+		n          int
+		action     routertest.Action
+		reason     string
+	}{
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_refused"},
+		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Stall, reason: "prefill_silent"},
+		{who: "prefill", stage: routertest.StageAnswer, action: routertest.Die, reason: "prefill_lost"},
+		{who: "decode", stage: routertest.StageRequest, action: routertest.Busy, reason: "decode_busy"},
+		{who: "decode", stage: routertest.StageLoad, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageLoad, action: routertest.Fail, reason: "decode_error"}, // kv_load_failure_policy fail
+		{who: "decode", stage: routertest.StageLoad, action: routertest.Wait, reason: "decode_lease"},
+		{who: "decode", stage: routertest.StageLoaded, action: routertest.Die, reason: "decode_lost"},
+		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Die, reason: "decode_lost"},
+	} {
+		t.Run(fmt.Sprintf("%s-%s-%d-%d", tt.who, tt.stage, tt.n, tt.action), func(t *testing.T) {
+			both(t, func(t *testing.T, stream bool) {
+				if stream && tt.action == routertest.Fail {
+					t.Skip("the header went with status 200 before")
+				}
+				es := engines("vllm-nixl", "p1", "p2", "d1", "d2")
+				for _, e := range es {
+					e.Lease = 500 * time.Millisecond
+				}
+				once := engineFault(es, tt.who, tt.stage, tt.n, tt.action)
+				h := startEngines(t, func(c *Config) { c.NixlLease = 500 * time.Millisecond }, es...)
+				q := ask{n: 6, stream: stream, usage: stream}
+				a := h.do(q)
+				if stream && tt.n > 0 {
+					if want := routertest.Text("hello there", 7, 6); a.failure == "" || a.dones != 0 || a.text == "" || !strings.HasPrefix(want, a.text) {
+						t.Errorf("got %+v", a)
+					}
+				} else {
+					a.wantWhole(t, q)
+				}
+				if !once.Taken() {
+					t.Error("the fault did not happen")
+				}
+				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {
+					t.Errorf("%v attempts failed by %s in %+v", n, tt.reason, h.r.decisions.list(""))
+				}
+				if last := h.r.decisions.list("")[0]; tt.reason == "decode_lease" && last.Whole == "" {
+					t.Errorf("shared again: %+v", last)
+				}
+			})
+		})
+	}
+}
+
+// TestRefusedOnce: a request that prefill and decode refuse is the client's fault, whichever is asked first.
+func TestRefusedOnce(t *testing.T) {
+	es := engines("vllm-nixl", "p1", "d1")
+	for _, e := range es {
+		e.Fault = func(*routertest.EngineCall, string, int) routertest.Action { return routertest.Bad }
+	}
+	h := startEngines(t, nil, es...)
+	if a := h.do(ask{}); a.status != 400 || a.failure != "bad, says d1" {
+		t.Errorf("got %+v", a)
+	}
+	if p, d := es[0].Calls(), es[1].Calls(); p != 1 || d != 1 {
+		t.Errorf("%d requests to prefill, %d to decode", p, d)
+	}
+}
+
+// TestHangUpAnywhere has clients leave at random moments: no engine holds a block for them, and no ticket lives on.
+func TestHangUpAnywhere(t *testing.T) {
+	for _, dialect := range []string{"vllm", "vllm-nixl", "openai"} {
+		t.Run(dialect, func(t *testing.T) {
+			leakCheck(t)
+			es := engines(dialect, "p1", "p2", "d1", "d2")
+			for _, e := range es {
+				e.Lease = time.Second
+				e.Fault = func(c *routertest.EngineCall, stage string, _ int) routertest.Action {
+					<-time.After(time.Duration(rand.IntN(400)) * time.Microsecond) // it computes
+					return routertest.Go
+				}
+			}
+			h := startMixed(t, func(c *Config) { c.NixlLease = time.Second }, nil, es)
+			n := 300
+			if testing.Short() {
+				n = 60
+			}
+			var clients sync.WaitGroup
+			for range 16 {
+				clients.Go(func() {
+					for range n / 16 {
+						c, err := net.Dial("tcp", h.addr)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						_, _ = io.WriteString(c, post(ask{n: 6, stream: rand.IntN(2) == 0}.body()))
+						_ = c.SetReadDeadline(time.Now().Add(time.Duration(rand.IntN(8000)) * time.Microsecond))
+						_, _ = io.Copy(io.Discard, c)
+						_ = c.Close()
+					}
+				})
+			}
+			clients.Wait()
+			h.quiet()
+			if dialect == "vllm-nixl" {
+				h.until("leases of answers that nobody took", func() bool { return h.cluster.Unclaimed() == 0 })
+			}
+			q := ask{n: 5}
+			h.do(q).wantWhole(t, q)
+		})
+	}
+}
+
+// TestRecall: an engine whose scheduler has not seen a request that the client has left lets nobody go; the router does.
+func TestRecall(t *testing.T) {
+	es := engines("vllm", "p1", "d1")
+	waits := make(chan struct{}, 1)
+	es[1].Fault = func(_ *routertest.EngineCall, stage string, _ int) routertest.Action {
+		if stage == routertest.StageRequest {
+			waits <- struct{}{}
+			return routertest.Wait
+		}
+		return routertest.Go
+	}
+	h := startEngines(t, nil, es...)
+	c := h.dial()
+	if _, err := io.WriteString(c, post(ask{n: 6}.body())); err != nil {
+		t.Fatal(err)
+	}
+	<-waits
+	h.until("prefill's answer", func() bool { return value(h.r.metrics.phases[stateTransferring]) == 1 })
+	if h.cluster.Held() == 0 {
+		t.Error("prefill holds nothing, so nothing is shown")
+	}
+	c.Close()
+	h.quiet()
+	if n := h.cluster.Recalls(); n != 1 {
+		t.Errorf("%d tickets recalled", n)
+	}
+}
+
+// TestMixedFleet has all sorts of workers of one model: each kind is paired with its own.
+func TestMixedFleet(t *testing.T) {
+	leakCheck(t)
+	es := append(append(engines("vllm", "p-v", "d-v"), engines("vllm-nixl", "p-x", "d-x")...), engines("openai", "e-o")...)
+	h := startMixed(t, nil, pair("p-n", "d-n"), es)
+	seen := map[string]bool{}
+	var failed sync.WaitGroup
+	for i := range 12 {
+		failed.Go(func() {
+			q := ask{n: 5, stream: i%2 == 0, usage: i%4 == 0}
+			h.do(q).wantWhole(t, q)
+		})
+	}
+	failed.Wait()
+	for _, d := range h.r.decisions.list("") {
+		seen[d.Dialect] = true
+		if d.Whole != "" || d.Prefill[1:] != d.Decode[1:] {
+			t.Errorf("decision %+v", d)
+		}
+	}
+	if len(seen) < 2 {
+		t.Errorf("dialects %v", seen)
+	}
+	// Several choices: our own engine's are put together here, the others' come in one piece.
+	a := h.do(ask{n: 3, more: `,"n":2`})
+	if a.status != 200 {
+		t.Errorf("got %+v", a)
+	}
+}
+
+// TestNoOtherTongue: an answer that one kind of engine has begun is not gone on with by another kind.
+func TestNoOtherTongue(t *testing.T) {
+	leakCheck(t)
+	ws, es := pair("p1", "d1"), engines("openai", "e1")
+	once := &routertest.Once{}
+	got := make(chan struct{}) // the client has the beginning
+	ws[1].Fault = func(c *routertest.Call, stage string, n int) routertest.Action {
+		if c.KV.Role != "decode" || stage != routertest.StageToken || n != 3 || !once.Take() {
+			return routertest.Go
+		}
+		<-got
+		return routertest.Die
+	}
+	h := startMixed(t, nil, ws, es)
+	h.r.cfg.Policy = firstNative{h.r.cfg.Policy}
+	q := ask{n: 9, stream: true}
+	resp, err := h.client.Post("http://"+h.addr+"/v1/chat/completions", "application/json", strings.NewReader(q.body()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	begin := make([]byte, 100)
+	if _, err := io.ReadFull(resp.Body, begin); err != nil {
+		t.Fatal(err)
+	}
+	close(got)
+	resp.Body = io.NopCloser(io.MultiReader(bytes.NewReader(begin), resp.Body))
+	read(t, resp).wantWhole(t, q)
+	if es[0].Calls() != 0 {
+		t.Errorf("%d requests to the other kind", es[0].Calls())
+	}
+}
+
+// firstNative refuses foreign engines for first attempts.
+type firstNative struct{ pairing.Policy }
+
+func (p firstNative) Pick(ctx context.Context, r pairing.Request, v *pairing.View) (pairing.Decision, error) {
+	refuse := r.Refuse
+	r.Refuse = func(w *pairing.Worker) string {
+		if r.Attempt == 1 && w.Dialect != "native" {
+			return "a test"
+		}
+		return refuse(w)
+	}
+	return p.Policy.Pick(ctx, r, v)
 }
 
 // TestEngineRefuses: what decode finds wrong with a request goes to the client in decode's words, at once.

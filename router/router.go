@@ -81,6 +81,7 @@ func New(cfg Config) (*Router, error) {
 	for _, d := range []dialects.Dialect{
 		&dialects.Native{Client: r.client, Key: cfg.ClusterKey},
 		&dialects.VLLM{Client: r.client, Key: cfg.ClusterKey, Probes: r.probes, Recaller: cfg.Recaller},
+		&dialects.Nixl{Client: r.client, Probes: r.probes, Lease: cfg.NixlLease},
 		&dialects.Plain{Client: r.client, Probes: r.probes},
 	} {
 		r.dialects[d.Name()] = d

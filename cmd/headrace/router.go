@@ -15,6 +15,7 @@ import (
 	"github.com/headrace/headrace/internal/supervise"
 	"github.com/headrace/headrace/internal/version"
 	"github.com/headrace/headrace/router"
+	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 )
 
@@ -46,6 +47,7 @@ func (a *app) router() *cobra.Command {
 	fs.IntVar(&cfg.MaxQueue, "max-queue", 512, "requests waiting; more are refused with 429")
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB; workers have the same limit (default 32MiB)")
 	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
+	fs.DurationVar(&cfg.NixlLease, "nixl-lease", dialects.DefaultNixlLease, "for how long a prefill vLLM with a NixlConnector keeps blocks (its kv_lease_duration)")
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if len(p.etcd) == 0 {

@@ -38,7 +38,7 @@ type relay struct {
 	// prefilled is called with the body of prefill's answer.
 	prefilled func(body []byte) *Outcome
 	// until, when set, is when the answer must have begun.
-	until <-chan time.Time
+	until *time.Timer
 	late  func() *Outcome
 
 	begun   bool // the client was handed content
@@ -78,6 +78,10 @@ func (r *relay) run(ctx context.Context) Outcome {
 	defer look.Stop()
 	for {
 		var prefill, answer <-chan upstream.Batch
+		var until <-chan time.Time
+		if r.until != nil && !r.begun {
+			until = r.until.C
+		}
 		if r.prefill != nil && !r.prefill.ended {
 			prefill = r.prefill.C
 		}
@@ -92,10 +96,8 @@ func (r *relay) run(ctx context.Context) Outcome {
 			out = r.fromPrefill(b)
 		case b := <-answer:
 			out = r.fromAnswer(b)
-		case <-r.until:
-			if r.until = nil; !r.begun {
-				out = r.late()
-			}
+		case <-until:
+			out = r.late()
 		case <-r.grace:
 			if r.grace = nil; !r.begun {
 				out = r.refused
@@ -111,6 +113,9 @@ func (r *relay) run(ctx context.Context) Outcome {
 
 // close ends the legs.
 func (r *relay) close(finished bool) {
+	if r.until != nil {
+		r.until.Stop()
+	}
 	if r.prefill != nil {
 		r.prefill.Close()
 	}
@@ -254,7 +259,7 @@ func (r *relay) events(data []byte) *Outcome {
 
 func (r *relay) begin() {
 	if !r.begun {
-		r.begun, r.until = true, nil
+		r.begun = true
 		r.sink.Phase(Decoding)
 	}
 }

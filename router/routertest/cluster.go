@@ -18,6 +18,7 @@ type Cluster struct {
 	held       int // blocks
 	violations []string
 	recalls    int
+	answers    map[string]*nixlAnswer // by the parameters
 }
 
 // NewCluster makes one.

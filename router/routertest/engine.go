@@ -35,10 +35,11 @@ type Engine struct {
 	Fault func(c *EngineCall, stage string, n int) Action
 	// Reply, when set, is what the engine answers with instead of the fake model's tokens.
 	Reply func(c *EngineCall) (contentType string, body string)
-	// Lease is how long NIXL's prefill keeps blocks. 30 s
-	Lease time.Duration
 	// Metrics is what /metrics answers; nil for those of an engine with nothing to do.
 	Metrics atomic.Pointer[string]
+	// Lease is how long NIXL's prefill keeps blocks: 30 s. Expiry is what it says of it: null.
+	Lease  time.Duration
+	Expiry string
 
 	srv     *http.Server
 	wg      sync.WaitGroup
@@ -63,6 +64,9 @@ func (e *Engine) Start() error {
 	}
 	if e.Lease == 0 {
 		e.Lease = 30 * time.Second
+	}
+	if e.Expiry == "" {
+		e.Expiry = "null"
 	}
 	e.ContextTokens = 4096
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,6 +113,7 @@ type EngineCall struct {
 	b      engineBody
 	kv     KV
 	lease  *lease
+	answer *nixlAnswer
 	wrong  bool // what it computes from is not the prompt's KV
 	w      http.ResponseWriter
 	ctx    context.Context

@@ -25,6 +25,8 @@ type Config struct {
 	IdleTimeout   time.Duration // 30 s
 	IdlePerWorker int           // 64
 	EventBytesMax int           // 8 MiB, as openai.EventBytesMax: the longest event, and the longest body of an error
+	// Dial connects to a worker. TCP
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
 }
 
 func (c *Config) setDefaults() {
@@ -43,6 +45,10 @@ func (c *Config) setDefaults() {
 	}
 	if c.EventBytesMax == 0 {
 		c.EventBytesMax = 8 << 20
+	}
+	if c.Dial == nil {
+		d := net.Dialer{Timeout: c.DialTimeout}
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
 	}
 }
 
@@ -173,8 +179,7 @@ func (c *Client) put(addr string, cn *conn) {
 }
 
 func (c *Client) dial(ctx context.Context, addr string) (*conn, error) {
-	d := net.Dialer{Timeout: c.cfg.DialTimeout}
-	nc, err := d.DialContext(ctx, "tcp", addr) // Go sets TCP_NODELAY on every TCP connection
+	nc, err := c.cfg.Dial(ctx, addr) // Go sets TCP_NODELAY on every TCP connection
 	if err != nil {
 		return nil, err
 	}
