@@ -163,6 +163,49 @@ func TestFidelity(t *testing.T) {
 	}
 }
 
+// TestForeignPaths: what only other engines offer goes to one of them, and back, as it is.
+func TestForeignPaths(t *testing.T) {
+	leakCheck(t)
+	es := engines("vllm", "p1", "d1")
+	for _, e := range es {
+		e.Reply = func(c *routertest.EngineCall) (string, string) { return "application/x-odd", "<" + c.Path + ">" }
+	}
+	h := startMixed(t, func(c *Config) { c.APIKeys = []string{"k"} }, pair("p9", "d9"), es)
+	for _, path := range []string{"/v1/embeddings", "/tokenize", "/detokenize"} {
+		body := `{"model":"fake","input":["a","b"],"stream":true, "x":1e400}`
+		if status, _ := raw(t, h.client, h.addr, path, body); status != 401 {
+			t.Errorf("%s without a key: %d", path, status)
+		}
+		req, _ := http.NewRequest("POST", "http://"+h.addr+path, strings.NewReader(body))
+		req.Header.Set("Authorization", "Bearer k")
+		resp, err := h.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != 200 || string(got) != "<"+path+">" || resp.Header.Get("Content-Type") != "application/x-odd" {
+			t.Errorf("%s: %d %v %q", path, resp.StatusCode, resp.Header, got)
+		}
+		calls := es[1].Last()
+		if last := calls[len(calls)-1]; string(last.Body) != body || last.Path != path {
+			t.Errorf("the engine got %s %s", last.Path, last.Body)
+		}
+	}
+	h.source.set(h.workers...)
+	h.until("the engines to be forgotten", func() bool { return len(h.r.Status().Workers) == 2 })
+	req, _ := http.NewRequest("POST", "http://"+h.addr+"/v1/embeddings", strings.NewReader(`{"model":"fake"}`))
+	req.Header.Set("Authorization", "Bearer k")
+	resp, err := h.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 404 {
+		t.Errorf("our own engine's embeddings: %d", resp.StatusCode)
+	}
+}
+
 // TestUnpaired holds which requests one engine serves alone.
 func TestUnpaired(t *testing.T) {
 	h := startEngines(t, nil, engines("vllm", "p1", "d1")...)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/router/collect"
+	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -214,6 +215,16 @@ func (f *fleet) hasModel(model string) (now, lately bool) {
 	defer f.mu.Unlock()
 	seen, ok := f.models[model]
 	return false, ok && f.now().Sub(seen) < rememberModel
+}
+
+// hasForeign tells whether an engine that is not our own has the model.
+func (f *fleet) hasForeign(model string) bool {
+	for _, m := range *f.order.Load() {
+		if m.w.Model == model && m.w.Dialect != dialects.NativeName {
+			return true
+		}
+	}
+	return false
 }
 
 // failed makes a worker cool down.

@@ -29,16 +29,19 @@ func (r *Router) handle(ctx *fasthttp.RequestCtx) {
 		}
 	}()
 	endpoint, generates := openai.EndpointOf(string(ctx.Path()))
+	foreign := foreignPaths[string(ctx.Path())]
 	label := "other"
 	var e *openai.Error
 	switch path := string(ctx.Path()); {
-	case strings.HasPrefix(path, "/v1/") && !r.keys.admits(ctx.Request.Header.Peek("Authorization")):
+	case (foreign != "" || strings.HasPrefix(path, "/v1/")) && !r.keys.admits(ctx.Request.Header.Peek("Authorization")):
 		e = openai.InvalidAPIKey()
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-	case generates:
-		label = endpoint.String()
+	case generates, foreign != "":
+		if label = foreign; generates {
+			label = endpoint.String()
+		}
 		if e = allow(ctx, http.MethodPost); e == nil {
-			if e = r.generate(ctx, endpoint, start); e == nil {
+			if e = r.generate(ctx, endpoint, foreign, start); e == nil {
 				return // has its own books
 			}
 		}
@@ -81,8 +84,12 @@ func allow(ctx *fasthttp.RequestCtx, method string) *openai.Error {
 	return openai.MethodNotAllowed(got, string(ctx.Path()))
 }
 
+// foreignPaths are what engines of other kinds offer and our own does not, by what metrics call them. Such a request goes to
+// one engine and is not looked into, but for its model.
+var foreignPaths = map[string]string{"/v1/embeddings": "embeddings", "/tokenize": "tokenize", "/detokenize": "detokenize"}
+
 // generate checks a request and serves it; an error is one from before it was accepted.
-func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, start time.Time) *openai.Error {
+func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, foreign string, start time.Time) *openai.Error {
 	b, refused := body.Parse(ctx.Request.Body())
 	if refused != nil {
 		return refused
@@ -93,6 +100,9 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, st
 		}
 		return openai.ModelNotFound(b.Model)
 	}
+	if foreign != "" && !r.fleet.hasForeign(b.Model) {
+		return openai.NotFound(string(ctx.Method()), string(ctx.Path()))
+	}
 	conn, ok := ctx.Conn().(*clientConn)
 	if !ok {
 		return openai.Internal("The connection is not the router's own.")
@@ -102,7 +112,10 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, st
 		return openai.Unavailable("The router stops.")
 	}
 	q := r.newRequest(endpoint, string(ctx.Path()), requestID(ctx), b, start)
-	if b.Stream {
+	if foreign != "" {
+		q.label, q.foreign, q.whole, q.dreq.Stream = foreign, true, true, false
+	}
+	if q.dreq.Stream {
 		// The answer is written by the hijacker, who also waits for what was pipelined before to be written.
 		ctx.HijackSetNoResponse(true)
 		ctx.Hijack(func(hijacked net.Conn) { r.stream(ctx, conn, hijacked, q) })
@@ -220,8 +233,10 @@ func (r *Router) models(ctx *fasthttp.RequestCtx, id string) *openai.Error {
 			at[m.w.Model] = i
 			models = append(models, openai.Model{ID: m.w.Model, Created: r.started.Unix(), ContextLen: int(m.w.ContextTokens)})
 		}
-		// What every worker of the model can take.
-		models[i].ContextLen = min(models[i].ContextLen, int(m.w.ContextTokens))
+		// What every worker of the model can take, of those that say it.
+		if n := int(m.w.ContextTokens); n > 0 && (models[i].ContextLen == 0 || n < models[i].ContextLen) {
+			models[i].ContextLen = n
+		}
 	}
 	ctx.Response.Header.SetContentType(contentJSON)
 	if id == "" {

@@ -49,6 +49,8 @@ type request struct {
 	r        *Router
 	id       string
 	endpoint openai.Endpoint
+	label    string // of the endpoint, for metrics and logs
+	foreign  bool   // only engines of other kinds than ours offer the endpoint
 	body     *body.Body
 	start    time.Time
 	deadline time.Time
@@ -86,7 +88,7 @@ type requestLog struct {
 }
 
 func (r *Router) newRequest(endpoint openai.Endpoint, path string, requestID string, b *body.Body, start time.Time) *request {
-	q := &request{r: r, id: openai.NewID(endpoint), endpoint: endpoint, body: b, start: start, deadline: start.Add(r.cfg.RequestTimeout), state: stateQueued}
+	q := &request{r: r, id: openai.NewID(endpoint), endpoint: endpoint, label: endpoint.String(), body: b, start: start, deadline: start.Add(r.cfg.RequestTimeout), state: stateQueued}
 	if requestID == "" {
 		requestID = q.id
 	}
@@ -133,9 +135,11 @@ func (q *request) admitted(ctx context.Context) error {
 func (q *request) refuse(w *pairing.Worker) string {
 	native := w.Dialect == dialects.NativeName
 	switch {
+	case q.foreign && native:
+		return "does not offer " + q.dreq.Path
 	case q.sent && !native:
 		return "cannot go on with an answer that was begun"
-	case q.body.N > 1 && q.decision.Reason != "" && native != (dialectOf(q.decision) == dialects.NativeName):
+	case q.body.N > 1 && (q.decision.Whole != nil || q.decision.Decode != nil) && native != (dialectOf(q.decision) == dialects.NativeName):
 		return "makes several choices in another way"
 	}
 	return ""
@@ -377,7 +381,7 @@ func (q *request) timeText(n int) {
 	q.r.metrics.tokens.Add(float64(n))
 	if !q.firstText {
 		q.firstText = true
-		q.r.metrics.ttft.WithLabelValues(q.endpoint.String()).Observe(seconds(now.Sub(q.start)))
+		q.r.metrics.ttft.WithLabelValues(q.label).Observe(seconds(now.Sub(q.start)))
 	} else if !q.lastText.IsZero() { // as it is in another choice than the first
 		q.r.metrics.itl.Observe(seconds(now.Sub(q.lastText)) / float64(n))
 	}
@@ -473,8 +477,8 @@ const statusClientGone = 499
 func (q *request) observe() {
 	took := time.Since(q.start)
 	m := q.r.metrics
-	m.request(q.endpoint.String(), q.log.code, q.log.outcome)
-	m.e2e.WithLabelValues(q.endpoint.String()).Observe(seconds(took))
-	q.r.log.Info("request", "id", q.id, "request_id", q.dreq.RequestID, "endpoint", q.endpoint.String(), "model", q.body.Model, "stream", q.body.Stream,
+	m.request(q.label, q.log.code, q.log.outcome)
+	m.e2e.WithLabelValues(q.label).Observe(seconds(took))
+	q.r.log.Info("request", "id", q.id, "request_id", q.dreq.RequestID, "endpoint", q.label, "model", q.body.Model, "stream", q.body.Stream,
 		"code", q.log.code, "outcome", q.log.outcome, "choices", q.body.N, "tokens", q.tokens+len(q.progress.Given), "dispatches", q.dispatches, "ms", took.Milliseconds(), "err", q.log.err)
 }

@@ -19,6 +19,22 @@ func with(c Candidate, change func(*Candidate)) Candidate {
 	return c
 }
 
+func opaque(c Candidate, blockTokens, ranks uint32) Candidate {
+	c.Opaque, c.BlockTokens, c.TensorParallel = true, blockTokens, ranks
+	return c
+}
+
+func speaks(c Candidate, dialect string) Candidate {
+	c.Dialect = dialect
+	return c
+}
+
+// alone is a worker without a daemon.
+func alone(c Candidate, dialect string) Candidate {
+	c.Dialect, c.NodeID, c.NodeData, c.Fingerprint = dialect, "", "", ""
+	return c
+}
+
 func TestLeastLoaded(t *testing.T) {
 	busy := func(tokens, decodes int64) func(*Candidate) {
 		return func(c *Candidate) { c.Load = Load{PrefillTokens: tokens, Decodes: decodes} }
@@ -51,6 +67,20 @@ func TestLeastLoaded(t *testing.T) {
 		{name: "excluded", workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), worker("d2", RoleDecode)}, request: Request{Exclude: []string{"d1"}}, want: "p>d2"},
 		{name: "whole asked for", workers: []Candidate{worker("p", RolePrefill), worker("d", RoleDecode)}, request: Request{Whole: true}, want: "d", reason: "asks for one"},
 		{name: "barred pair", workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), with(worker("d2", RoleDecode), busy(0, 5))}, barred: "p>d1", want: "p>d2"},
+		{name: "opaque blocks of one size", workers: []Candidate{opaque(worker("p", RolePrefill), 32, 1), opaque(worker("d1", RoleDecode), 64, 1), opaque(worker("d2", RoleDecode), 32, 1)}, want: "p>d2"},
+		{name: "opaque blocks of two sizes", workers: []Candidate{opaque(worker("p", RolePrefill), 32, 1), opaque(worker("d", RoleDecode), 64, 1)}, want: "d", reason: "opaque blocks of 32 and 64 tokens"},
+		{name: "opaque blocks over other ranks", workers: []Candidate{opaque(worker("p", RolePrefill), 32, 1), opaque(worker("d", RoleDecode), 32, 2)}, want: "d", reason: "opaque blocks over 1 and 2 ranks"},
+		{name: "opaque blocks and others", workers: []Candidate{opaque(worker("p", RolePrefill), 16, 0), worker("d", RoleDecode)}, want: "d", reason: "opaque blocks and others"},
+		{name: "other dialects", workers: []Candidate{speaks(worker("p", RolePrefill), "vllm"), worker("d", RoleDecode)}, want: "d", reason: "dialects vllm and"},
+		{name: "each with its like", workers: []Candidate{speaks(worker("p", RolePrefill), "vllm"), worker("d1", RoleDecode), speaks(with(worker("d2", RoleDecode), busy(0, 9)), "vllm")}, want: "p>d2"},
+		{name: "NIXL needs no daemon", workers: []Candidate{alone(worker("p", RolePrefill), DialectNixl), alone(worker("d", RoleDecode), DialectNixl)}, want: "p>d"},
+		{name: "our connector does", workers: []Candidate{alone(worker("p", RolePrefill), "vllm"), alone(worker("d", RoleDecode), "vllm")}, want: "d", reason: "no prefill worker with"},
+		{name: "no connector, no pair", workers: []Candidate{alone(worker("b1", RoleBoth), DialectPlain), alone(worker("b2", RoleBoth), DialectPlain)}, want: "b1 b2", reason: "without a connector"},
+		{name: "a request that cannot be shared", workers: []Candidate{worker("p", RolePrefill), worker("d", RoleDecode)}, request: Request{Unpaired: func(string) string { return "echo" }}, want: "d", reason: "echo"},
+		{name: "shared where it can be", workers: []Candidate{speaks(worker("p1", RolePrefill), "vllm"), speaks(worker("d1", RoleDecode), "vllm"), worker("p2", RolePrefill), worker("d2", RoleDecode)},
+			request: Request{Unpaired: func(dialect string) string { return dialect }}, want: "p2>d2"},
+		{name: "refused workers", workers: []Candidate{worker("p", RolePrefill), worker("d1", RoleDecode), worker("d2", RoleDecode)},
+			request: Request{Refuse: func(w *Worker) string { return map[string]string{"d1": "speaks another tongue"}[w.ID] }}, want: "p>d2"},
 		{name: "other model", workers: []Candidate{with(worker("p", RolePrefill), func(c *Candidate) { c.Model = "x" }), worker("d", RoleDecode)}, want: "d"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -182,3 +182,39 @@ func TestClose(t *testing.T) {
 		}
 	}
 }
+
+// TestPatient has a worker that says nothing for longer than others may, and an answer larger than an event may be.
+func TestPatient(t *testing.T) {
+	c, target, _ := serve(t, Config{SilenceTimeout: 20 * time.Millisecond, EventBytesMax: 1000}, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			if n, _ := io.Copy(io.Discard, r.Body); n != 0 || r.URL.Path != "/health" {
+				t.Errorf("got %s and a body of %d bytes", r.URL, n)
+			}
+			return
+		}
+		if got := r.Header.Get("Accept"); got != "application/json" {
+			t.Errorf("Accept: %s", got)
+		}
+		<-time.After(100 * time.Millisecond)
+		w.Header().Set("Content-Type", "application/x-odd")
+		_, _ = io.WriteString(w, strings.Repeat("x", 5000))
+	})
+	patient := anyBody
+	patient.Patient, patient.Accept, patient.WholeBytesMax = true, "application/json", 10000
+	l := c.Open(target, patient)
+	b := <-l.C
+	if b.Status != 200 || len(b.Data) != 5000 || b.ContentType != "application/x-odd" || b.Err != io.EOF {
+		t.Errorf("got %d, %d bytes of %s, %v", b.Status, len(b.Data), b.ContentType, b.Err)
+	}
+	b.Release()
+	l.Close()
+	if status, _, err := collect(t, c.Open(target, Request{Get: true, Path: "/health"})); status != 200 || err != io.EOF {
+		t.Errorf("health: %d, %v", status, err)
+	}
+	impatient := patient
+	impatient.Patient = false
+	var e *Error
+	if _, _, err := collect(t, c.Open(target, impatient)); !errors.As(err, &e) || e.Kind != KindSilent {
+		t.Errorf("behind a patient request on the same connection: %v", err)
+	}
+}
