@@ -163,7 +163,7 @@ func TestNixlLease(t *testing.T) {
 		{name: "whole in time", health: well, p: after(0, kept), d: after(26*time.Second, "{}"), result: Finished},
 		{name: "whole and late", health: well, p: after(0, kept), d: after(28*time.Second, "{}"), result: Failed, reason: "decode_lease", from: 27 * time.Second, to: 27 * time.Second},
 		// Prefill takes its time, and is known to live: the lease is counted from when it last said so.
-		{name: "behind a long prefill", stream: true, health: well, p: after(60*time.Second, kept), d: speaks(24 * time.Second), result: Finished},
+		{name: "behind a long prefill", stream: true, health: well, p: after(60*time.Second, kept), d: speaks(20 * time.Second), result: Finished},
 		{name: "late behind a long prefill", stream: true, health: well, p: after(60*time.Second, kept), d: speaks(28 * time.Second), result: Failed, reason: "decode_lease", from: 80 * time.Second, to: 87 * time.Second},
 		// Prefill's server was away when it answered: its scheduler may have been done for as long.
 		{name: "prefill was away", stream: true, health: deaf, p: after(6*time.Second, kept), d: speaks(25 * time.Second), result: Failed, reason: "decode_lease", from: 27 * time.Second, to: 27 * time.Second},
@@ -205,6 +205,13 @@ func TestNixlExpiry(t *testing.T) {
 func TestSilence(t *testing.T) {
 	never := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	sick := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }
+	prefill := func(h http.HandlerFunc) http.HandlerFunc { // decode is well
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.Host == "p:1" {
+				h(w, r)
+			}
+		}
+	}
 	for _, tt := range []struct {
 		name      string
 		health, p http.HandlerFunc
@@ -214,8 +221,8 @@ func TestSilence(t *testing.T) {
 		within    time.Duration
 	}{
 		{name: "slow", health: well, p: after(5*time.Minute, "{}"), d: speaks(10 * time.Minute), result: Finished, within: time.Hour},
-		{name: "stopped", health: never, p: never, d: speaks(time.Minute), result: Failed, reason: "prefill_silent", within: 11 * time.Second},
-		{name: "dead within", health: sick, p: never, d: speaks(time.Minute), result: Failed, reason: "prefill_silent", within: 6 * time.Second},
+		{name: "stopped", health: prefill(never), p: never, d: speaks(time.Minute), result: Failed, reason: "prefill_silent", within: 11 * time.Second},
+		{name: "dead within", health: prefill(sick), p: never, d: speaks(time.Minute), result: Failed, reason: "prefill_silent", within: 6 * time.Second},
 		{name: "stopped between tokens", health: never, p: after(0, "{}"), d: speaks(2900 * time.Millisecond), result: Finished, within: time.Minute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
