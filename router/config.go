@@ -57,7 +57,7 @@ type Config struct {
 	ProbeTimeout time.Duration
 	// NixlLease is for how long a vLLM with a NixlConnector keeps blocks for decode: its kv_lease_duration. 30 s
 	NixlLease time.Duration
-	// Recaller voids tickets of attempts that ended early; nil: they run out by themselves.
+	// Recaller voids tickets of attempts that ended early; nil: their decode daemons are told.
 	Recaller dialects.Recaller
 
 	Logger   *slog.Logger

@@ -42,6 +42,7 @@ type Router struct {
 	client    *upstream.Client
 	dialects  map[string]dialects.Dialect
 	probes    *dialects.Prober
+	recaller  *recaller // nil when the configuration brought one
 	admission *admission
 	decisions *decisionRing
 	started   time.Time
@@ -77,6 +78,12 @@ func New(cfg Config) (*Router, error) {
 	}
 	r.cfg.APIKeys = nil
 	r.probes = dialects.NewProber(r.client, cmp.Or(cfg.Upstream.SilenceTimeout, upstream.SilenceTimeout), cfg.ProbeTimeout)
+	if cfg.Recaller == nil {
+		if r.recaller, err = newRecaller(cfg.ClusterKey, cfg.Logger, r.metrics.recalls); err != nil {
+			return nil, fmt.Errorf("configure router: %w", err)
+		}
+		cfg.Recaller = r.recaller
+	}
 	r.dialects = map[string]dialects.Dialect{}
 	for _, d := range []dialects.Dialect{
 		&dialects.Native{Client: r.client, Key: cfg.ClusterKey},
@@ -270,6 +277,9 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.closeConns()
 	r.client.Close()
 	r.probes.Wait()
+	if r.recaller != nil {
+		errs = append(errs, r.recaller.close(stop))
+	}
 	r.fleet.close()
 	for _, a := range admins {
 		if err := a.Shutdown(stop); err != nil {
