@@ -137,6 +137,15 @@ func start(t testing.TB, o options) *cluster {
 
 func (c *cluster) awaitReady() {
 	c.t.Helper()
+	c.awaitUp()
+	c.prefill()
+	c.decode()
+	c.routed()
+}
+
+// awaitUp waits until up says that it is ready, whatever its workers are.
+func (c *cluster) awaitUp() {
+	c.t.Helper()
 	eventually(c.t, time.Minute, "headrace up is ready", func() error {
 		select {
 		case <-c.ended:
@@ -157,9 +166,6 @@ func (c *cluster) awaitReady() {
 	if c.table, err = c.reg.Watch(ctx); err != nil {
 		c.t.Fatal(err)
 	}
-	c.prefill()
-	c.decode()
-	c.routed()
 }
 
 // routed waits until the router has both workers with their daemons too: its table is its own.
