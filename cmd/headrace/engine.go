@@ -27,6 +27,9 @@ import (
 // socketWait is how long a node daemon that is started beside the engine may take to open its socket.
 const socketWait = 30 * time.Second
 
+// socketLooks is how often a socket is looked for before it is tried.
+const socketLooks = 20
+
 // engineFlags are the options of `headrace engine`, some of them `headrace up`'s too.
 type engineFlags struct {
 	p             partFlags
@@ -216,21 +219,25 @@ func awaitSocket(ctx context.Context, path string, log *slog.Logger) error {
 	defer deadline.Stop()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for said := false; ; {
-		c, err := net.Dial("unix", path)
-		if err == nil {
-			return c.Close()
+	for looks := 0; ; looks++ {
+		served, known := sidecar.Listens(path)
+		if served {
+			return nil
 		}
-		if !said {
+		if !known && looks > socketLooks { // a daemon in another network namespace, or a socket that a killed one left
+			if c, err := net.Dial("unix", path); err == nil {
+				return c.Close()
+			}
+		}
+		if looks == 0 {
 			log.Info("waiting for the node daemon", "socket", path)
-			said = true
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil
 		case <-deadline.C:
-			return fmt.Errorf("no node daemon answers at %s (%w); start `headrace node --socket %s`, or name its socket with --socket", path, err, path)
+			return fmt.Errorf("no node daemon answers at %s; start `headrace node --socket %s`, or name its socket with --socket", path, path)
 		}
 	}
 }

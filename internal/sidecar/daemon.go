@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"strings"
 
 	"github.com/headrace/headrace/internal/registry"
 )
@@ -39,6 +41,32 @@ type Daemon struct {
 	Node   string // the daemon's id; "" finds it by socket and host
 	View   func() *registry.View
 	Client *http.Client
+}
+
+// Listens tells whether somebody serves the unix socket at path, without a connection that a daemon would have to log.
+// The table is that of this network namespace: what it does not have may be served from another.
+func Listens(path string) (served, known bool) {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode()&os.ModeSocket == 0 {
+		return false, true
+	}
+	table, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return false, false
+	}
+	return listening(string(table), path), false
+}
+
+// listening looks for a path among the sockets that accept connections.
+func listening(table, path string) bool {
+	const acceptCon = "00010000" // Flags, the fourth column
+	for line := range strings.Lines(table) {
+		line = strings.TrimRight(line, "\n")
+		if f := strings.Fields(line); len(f) >= 8 && f[3] == acceptCon && strings.HasSuffix(line, " "+path) {
+			return true
+		}
+	}
+	return false
 }
 
 // Look asks the daemon for an engine.

@@ -3,6 +3,7 @@ package sidecar
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -227,6 +228,30 @@ func TestCheckModel(t *testing.T) {
 		if err := CheckModel(model); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", model, err, want)
 		}
+	}
+}
+
+func TestListens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	if served, known := Listens(path); served || !known {
+		t.Errorf("nothing: %v %v", served, known)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if served, _ := Listens(path); !served {
+		t.Error("a listener is not seen")
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if served, known := Listens(path); served || known {
+		t.Errorf("a socket of a process that is gone: %v %v", served, known)
+	}
+	if served, known := Listens(t.TempDir()); served || !known {
+		t.Errorf("a folder: %v %v", served, known)
 	}
 }
 

@@ -106,8 +106,8 @@ func (r *Report) printEngines(t io.Writer) {
 		}
 		lent, leases := r.lent(w.ID)
 		layout := orDash(w.Layout)
-		if w.Opaque {
-			layout += " (opaque: only blocks of the same size take it)"
+		if w.Opaque && !strings.Contains(layout, "opaque") {
+			layout += ", opaque"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", w.ID, orDash(w.Engine), w.Dialect, tokens(w.BlockTokens), tokens(w.ContextTokens),
 			numberOrDash(int(w.TensorParallel), w.TensorParallel > 0), lent, leases, orDash(fmt.Sprintf("%.12s", w.Fingerprint)), orDash(w.Events), layout)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,4 +133,69 @@ func TestEngineThatCannotStart(t *testing.T) {
 		}
 		_ = os.RemoveAll(c.dir)
 	}
+}
+
+// TestHostScript: deploy/host.sh runs a host's parts against somebody's etcd, and stops all of them.
+func TestHostScript(t *testing.T) {
+	needAll(t)
+	c := start(t, options{}) // for its etcd
+	script, err := filepath.Abs("../../deploy/host.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := freePorts(t, 14) // the script takes PORT, PORT+1 and from PORT+10 on
+	cmd := exec.Command(script, tinyModel(t), "both", "both", "router")
+	cmd.Env = append(c.environ(), "HEADRACE="+bin(t), "ETCD="+c.ready.Etcd, "PORT="+fmt.Sprint(port), "DATA="+filepath.Join(c.dir, "h"),
+		"COMMAND="+bin(t)+" worker --model {model} --listen {host}:{port} --id {engine-id} --threads 1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	url := fmt.Sprintf("http://127.0.0.1:%d", port)
+	r := request{Prompt: seededPrompt(1, 50), MaxTokens: 12}
+	want := oracleFor(t, tinyModel(t)).want(t, r)
+	eventually(t, 20*time.Second, "the host's parts are listed", func() error {
+		v := c.view()
+		if len(v.Workers) != 4 || len(v.Nodes) != 2 || len(v.Routers) != 2 {
+			return fmt.Errorf("%d workers, %d nodes, %d routers", len(v.Workers), len(v.Nodes), len(v.Routers))
+		}
+		return ask(url, r).equals(want)
+	})
+	if err := signal(cmd.Process.Pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the script ended with %v: %s", err, out.String())
+	}
+	eventually(t, waitShort, "the host's parts are gone", func() error {
+		if v := c.view(); len(v.Workers) != 2 || len(v.Nodes) != 1 || len(v.Routers) != 1 {
+			return fmt.Errorf("%d workers, %d nodes, %d routers", len(v.Workers), len(v.Nodes), len(v.Routers))
+		}
+		return nil
+	})
+}
+
+// freePorts finds n ports in a row that nobody listens on.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for first := 12000; first < 30000; first += n {
+		var held []net.Listener
+		for p := first; p < first+n; p++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+			if err != nil {
+				break
+			}
+			held = append(held, l)
+		}
+		for _, l := range held {
+			_ = l.Close()
+		}
+		if len(held) == n {
+			return first
+		}
+	}
+	t.Fatal("no free ports")
+	return 0
 }
