@@ -449,17 +449,20 @@ class Client:
         if link is None:
             return
         link.lose(why)
-        was_greeting = link is self._greeting
+        had_given_way = link in self._retiring
+        leased = link.greeted and any(work.link is link for work in self._work.values())
         self._current = None if link is self._current else self._current
-        self._greeting = None if was_greeting else self._greeting
+        self._greeting = None if link is self._greeting else self._greeting
         self._retiring = [x for x in self._retiring if x is not link]
         self._refusal = link.refusal or link.hello_refusal or self._refusal
         for nonce in list(link.presented):
             self._events.append(Withdrawn(nonce, why))
         link.presented.clear()
-        if not was_greeting or not link.code_is(Code.DRAINING):  # the successor is not there yet: no news
+        if had_given_way:  # as it had to, in the end
+            self._events += [Lost(why)] if leased else []
+        elif not link.code_is(Code.DRAINING):  # else it is the successor's turn: no news
             self._trouble(why)
-        if link.greeted and any(work.link is link for work in self._work.values()):
+        if leased:
             self._quarantine.append(link)
         else:
             link.release()

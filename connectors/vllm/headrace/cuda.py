@@ -19,6 +19,8 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglon
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.client import Client
+from headrace.layout import Described
 from headrace.memory import MemfdArea
 
 NOT_SUPPORTED = 801
@@ -163,6 +165,7 @@ class Gpu:
         text = ctypes.create_string_buffer(32)
         self._call_bare("ask for the PCI address", "cuDeviceGetPCIBusId", text, len(text), self._device)
         self.bus = text.value.decode().lower()  # as 0000:3b:00.0, for REGISTER_DMABUF
+        self._ordered = self.attribute(_WRITES_ORDERING) >= _ORDERED_BY_OWNER
 
     def close(self) -> None:
         """Lets the context go. Everything made here must be closed before."""
@@ -242,7 +245,7 @@ class Gpu:
 
     def flush(self) -> None:
         """Returns when kernels see what NICs wrote: before what SETTLED says is there is read. Costs nothing where a GPU orders them."""
-        if self.attribute(_WRITES_ORDERING) < _ORDERED_BY_OWNER:
+        if not self._ordered:
             self.call("flush what NICs wrote", "cuFlushGPUDirectRDMAWrites", 0, _TO_OWNER)
 
     # --- order
@@ -352,3 +355,19 @@ class Staging:
             self._pinned = False
             self._gpu.call("unpin memory", "cuMemHostUnregister", self.area.address)
         self.area.close()
+
+
+def lend(client: Client, ordinal: int, described: Described) -> Gpu:
+    """Lends a described cache on a GPU as a dma-buf, and gives the device, whose flush() is due before kernels read what arrived.
+    Unsupported says why the driver does not export it; that no NIC takes it is the daemon's Refusal, from client.wait_ready()."""
+    gpu = Cuda().gpu(ordinal)
+    try:
+        buf = gpu.export(described.address, described.size)
+    except CudaError:
+        gpu.close()
+        raise
+    try:
+        client.lend_dmabuf(buf.fd, buf.size, buf.offset, buf.address, described.layout(buf.address), device=gpu.bus)
+    finally:
+        buf.close()  # the client has its own
+    return gpu

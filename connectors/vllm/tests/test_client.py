@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -161,3 +164,42 @@ def test_many_pushes_than_a_ring_holds(pair: Pair) -> None:
     pair.p.handoff(lease, b"")
     s.one(pair.d, Settled)
     assert pair.mem_d.block(1) == want
+
+
+class Counted:
+    """A socket whose system calls are counted."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self.calls = sock, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sendmsg", "recv", "send", "sendall"):
+            self.calls.append(name)
+        return getattr(self._sock, name)
+
+
+def test_a_step_is_one_sendmsg_and_one_look(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, tickets = pair.steps, [ticket(pair.node_p, pair.node_d) for _ in range(8)]
+    s.until(lambda: not pair.p._current._conn._pending)  # type: ignore[union-attr]  # a PING of before
+    conn = pair.p._current._conn  # type: ignore[union-attr]
+    sock = conn._sock
+    counted = Counted(sock)
+    monkeypatch.setattr(conn, "_pinged", time.monotonic() + 60)
+    monkeypatch.setattr(conn, "_sock", counted)
+    assert pair.p.step() == []
+    assert counted.calls == ["recv"]
+    counted.calls.clear()
+    leases = [pair.p.present(t, pair.peer, 16, [i]) for i, t in enumerate(tickets)]
+    pair.p.step()
+    assert counted.calls == ["sendmsg", "recv"]
+    monkeypatch.setattr(conn, "_sock", sock)
+    s.until(lambda: all(x.ref for x in leases))
+    monkeypatch.setattr(conn, "_sock", counted)
+    counted.calls.clear()
+    for x in leases:
+        assert x.ref is not None
+        pair.p.push(x.ref, [Unit(0, 0, 1)])
+    pair.p.step()
+    by_ring = pair.p._current._ring is not None  # type: ignore[union-attr]
+    assert counted.calls == (["recv"] if by_ring else ["sendmsg", "recv"])
+    monkeypatch.setattr(conn, "_sock", sock)

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cuda
-from headrace.cuda import Copy, Cuda, CudaError, Gpu, Staging, Unsupported
+from headrace import cuda, protocol
+from headrace.client import Client, Refusal
+from headrace.cuda import Copy, Cuda, CudaError, Gpu, Staging, Unsupported, lend
+from headrace.layout import CacheView, describe
+from headrace.protocol import Code
+from tests.nodes import Node
 
 SOURCE = Path(__file__).parents[3] / "cgo" / "cudatest" / "standin" / "libcuda.c"
 MIB = 1 << 20
+REGISTER = protocol.register_dmabuf
 Build = Callable[..., str]
 
 
@@ -153,12 +158,35 @@ def export_anything(gpu: Gpu) -> None:
     gpu.export(at.value, MIB)
 
 
-def test_flush_only_where_it_is_needed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_only_where_it_is_needed(device: Device, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     device.gpu.flush()
     assert "cuFlushGPUDirectRDMAWrites" not in device.calls()
     monkeypatch.setattr(cuda, "_ORDERED_BY_OWNER", 200)
-    device.gpu.flush()
+    other = Cuda(build()).gpu()
+    other.flush()
+    other.close()
     assert "cuFlushGPUDirectRDMAWrites" in device.calls()
+
+
+def test_lend(device: Device, build: Build, nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to the daemon; this one has no NIC that would take it, and the stand-in's descriptor is no dma-buf."""
+    at = device.alloc(4 * MIB) + 4096 + 512
+    described = describe(
+        [CacheView("l", at, (8, 3, 16, 256), (16 * 3 * 512, 512, 3 * 512, 2), "bfloat16", 2)], blocks=8, block_tokens=16, heads_total=3
+    )
+    client, sent = Client(nodes[0].socket, "p"), []
+    monkeypatch.setattr(cuda, "Cuda", lambda: Cuda(build()))
+    monkeypatch.setattr("headrace.protocol.register_dmabuf", lambda *a: sent.append(a) or REGISTER(*a))  # type: ignore[func-returns-value]
+    gpu = lend(client, 0, described)
+    assert sent == [(8 * 16 * 3 * 512, 4096 + 512, at, described.layout(at), "0000:3b:00.0", 0)]
+    with pytest.raises(Refusal, match="lend memory") as refusal:
+        client.wait_ready()
+    assert refusal.value.code is Code.REGION
+    client.close()
+    gpu.close()
+    monkeypatch.setenv("CUDA_STANDIN_NO_DMABUF", "1")
+    with pytest.raises(Unsupported):
+        lend(client, 0, described)
 
 
 def test_staging_both_ways(device: Device) -> None:
