@@ -28,6 +28,8 @@ func rankLayout(rank, ranks uint32) transfer.Layout {
 type memberConfig struct {
 	Socket, Engine string
 	Rank, Ranks    uint32
+	Peer           string
+	Ticket         []byte // not nil: it is the engine's own connection instead, presents this, and waits for its end
 }
 
 func (c memberConfig) id() string { return fmt.Sprintf("%s/%d", c.Engine, c.Rank) }
@@ -39,6 +41,9 @@ func memberChild(doc string) error {
 		return err
 	}
 	ctx, landed := context.Background(), make(chan uint64, 64)
+	if c.Ticket != nil {
+		return presentAndWait(ctx, &c)
+	}
 	client, err := nodeclient.Dial(ctx, c.Socket, nodeclient.Options{EngineID: c.id(), OnEvent: func(ev transfer.Event) {
 		if ev.Kind == transfer.EventPushed {
 			landed <- ev.Seq
@@ -70,6 +75,20 @@ func memberChild(doc string) error {
 		}
 		fmt.Println("landed")
 	}
+}
+
+func presentAndWait(ctx context.Context, c *memberConfig) error {
+	client, err := nodeclient.Dial(ctx, c.Socket, nodeclient.Options{EngineID: c.Engine})
+	if err != nil {
+		return err
+	}
+	lease, err := client.Present(ctx, transfer.PresentReq{Ticket: c.Ticket, Peer: c.Peer, Tokens: 8 * 16, Blocks: []uint32{0, 1}})
+	if err != nil {
+		return err
+	}
+	fmt.Println(uint64(lease))
+	<-client.Done()
+	return nil
 }
 
 // ranked is an engine whose ranks are processes. The test holds their memory too.
@@ -218,6 +237,7 @@ func testRanksInProcesses(t *testing.T, transport string) {
 		}
 	}
 
+	controlIsKilled(t, p, d)
 	for _, e := range []*ranked{p, d} { // the engine's own connection goes; its ranks stay
 		at := rankedAttempt(p, d)
 		at.bindBoth(t)
@@ -230,6 +250,28 @@ func testRanksInProcesses(t *testing.T, transport string) {
 		e.attach()
 		moveRanks(t, p, d)
 	}
+}
+
+// controlIsKilled kills the process of P's own connection while a rank's push is on its way: D's lease ends, P's ranks stay and
+// serve the next one.
+func controlIsKilled(t *testing.T, p, d *ranked) {
+	t.Helper()
+	_ = p.Close()
+	at := newRemoteAttempt(p.engine, p.Info().NodeID, d.engine)
+	control := startChild(t, memberEnv, memberConfig{Socket: p.socket, Engine: p.id, Peer: at.addr, Ticket: at.ticket})
+	if _, err := fmt.Sscan(string(control.line()), &at.pLease); err != nil {
+		t.Fatal(err)
+	}
+	d.until(at.nonce, transfer.EventPresented)
+	at.to = at.to[:8]
+	if err := at.bindRanks(); err != nil {
+		t.Fatal(err)
+	}
+	p.push(0, at.pLease, 0, 2)
+	control.kill()
+	d.until(at.nonce, transfer.EventEnded)
+	p.attach()
+	moveRanks(t, p, d)
 }
 
 func (a *attempt) bindBoth(t *testing.T) {
