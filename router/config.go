@@ -53,7 +53,7 @@ type Config struct {
 
 	Upstream upstream.Config
 	// ProbeTimeout is how long an engine that has been silent for Upstream.SilenceTimeout, and has no heartbeat, may take to
-	// answer /health. 5 s
+	// answer /health: a busy API server takes its time. 10 s
 	ProbeTimeout time.Duration
 	// NixlLease is for how long a vLLM with a NixlConnector keeps blocks for decode: its kv_lease_duration. 30 s
 	NixlLease time.Duration
@@ -77,7 +77,7 @@ func (c *Config) setDefaults() error {
 		def time.Duration
 	}{
 		{&c.RequestTimeout, 300 * time.Second}, {&c.RecoveryTimeout, 5 * time.Second}, {&c.ReadTimeout, time.Minute},
-		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute}, {&c.ProbeTimeout, 5 * time.Second},
+		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute}, {&c.ProbeTimeout, 10 * time.Second},
 		{&c.NixlLease, dialects.DefaultNixlLease},
 	} {
 		if *d.v < 0 {

@@ -248,7 +248,7 @@ func TestEngineFaults(t *testing.T) {
 	}{
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Busy, reason: "prefill_busy"},
-		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_refused"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_rejected"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Fail, reason: "prefill_error"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Stall, reason: "prefill_silent"},
 		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Die, reason: "prefill_lost"},
@@ -298,7 +298,7 @@ func TestNixlFaults(t *testing.T) {
 		reason     string
 	}{
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
-		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_refused"},
+		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_rejected"},
 		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Stall, reason: "prefill_silent"},
 		{who: "prefill", stage: routertest.StageAnswer, action: routertest.Die, reason: "prefill_lost"},
 		{who: "decode", stage: routertest.StageRequest, action: routertest.Busy, reason: "decode_busy"},
@@ -354,6 +354,11 @@ func TestRefusedOnce(t *testing.T) {
 	}
 	if p, d := es[0].Calls(), es[1].Calls(); p != 1 || d != 1 {
 		t.Errorf("%d requests to prefill, %d to decode", p, d)
+	}
+	for _, w := range h.r.Status().Workers {
+		if w.Cooling != "" {
+			t.Errorf("a client's fault makes %s cool down: %s", w.ID, w.Cooling)
+		}
 	}
 }
 

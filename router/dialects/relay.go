@@ -182,7 +182,7 @@ func (r *relay) fromPrefill(b upstream.Batch) *Outcome {
 // prefillRefused: prefill got the request in another shape than the client gave it, so that what it finds wrong with it may
 // not be the client's fault. Decode, or a worker that does everything, has the last word.
 func (r *relay) prefillRefused(b upstream.Batch) *Outcome {
-	out := r.fail(r.prefill, "refused", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
+	out := r.fail(r.prefill, "rejected", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
 	out.Whole = true
 	if r.answer == nil {
 		return out
