@@ -15,7 +15,7 @@ import (
 )
 
 // startLimit is for an engine on a machine that does other things too; alone it takes 30 to 45 seconds.
-const startLimit = 3 * time.Minute
+const startLimit = 5 * time.Minute
 
 // Config is how engines are set up that are to be compared: what they have in common.
 type Config struct {
