@@ -94,7 +94,7 @@ func (a *Asker) Health(ctx context.Context) error {
 
 // gone tells an engine that cannot be reached or says that it is ill from one that is merely slow to answer.
 func gone(err error) bool {
-	return errors.As(err, new(*errStatus)) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)
+	return errors.As(err, new(*errStatus)) || errors.Is(err, errStalled) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)
 }
 
 // missing tells that the engine has no such page.

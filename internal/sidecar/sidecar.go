@@ -206,28 +206,27 @@ func (s *sidecar) watch(ctx context.Context) error {
 // probe looks at the engine once, and lists it or takes it out.
 func (s *sidecar) probe(ctx context.Context) {
 	err := s.ask.Health(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	switch {
-	case err == nil:
-		s.misses = 0
+	if err == nil {
 		if s.listed == nil || s.probes%figuresEvery == 0 {
 			err = s.describe(ctx)
 		} else {
 			err = s.reattach(ctx)
 		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil:
+		s.misses = 0
 		s.probes++
-	case !gone(err):
+		return
+	case !gone(err): // it may be late because it computes; the next probe asks for the same
 		if s.misses++; s.misses < missesMax {
 			return
 		}
 	}
-	if ctx.Err() != nil || err == nil {
-		return
-	}
 	if uerr := s.unlist(err.Error()); uerr != nil {
-		s.Logger.Warn("the entry stays until its lease ends", "err", uerr)
+		s.Logger.Warn("the entry is taken out as soon as etcd answers", "err", uerr)
 	}
 }
 
@@ -246,7 +245,7 @@ func (s *sidecar) describe(ctx context.Context) error {
 		return err
 	}
 	if s.stalled(&self.Figures) {
-		return fmt.Errorf("it has %g requests and has made no step for %s", self.Running, stallMax)
+		return fmt.Errorf("%w: it has %g requests and has made no step for %s", errStalled, self.Running, stallMax)
 	}
 	if s.listed == nil || self.Started != s.started {
 		s.since, s.started = time.Now(), self.Started
@@ -263,6 +262,8 @@ func (s *sidecar) describe(ctx context.Context) error {
 	s.attach(ctx, &e)
 	return s.list(e)
 }
+
+var errStalled = errors.New("the engine hangs")
 
 // stalled tells that the engine has work and makes no steps.
 func (s *sidecar) stalled(f *Figures) bool {
