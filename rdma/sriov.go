@@ -56,7 +56,7 @@ type keeper struct {
 	dir   string
 	write func(file, text string) error // to a file of the kernel's
 	links linker
-	wait  time.Duration // for drivers to take new functions
+	wait  time.Duration // for drivers to take new functions, and for their links
 	ready func(vf, netdev string) bool
 	log   *slog.Logger
 
@@ -88,7 +88,7 @@ type record struct {
 }
 
 const (
-	vfWait   = 15 * time.Second
+	vfWait   = 30 * time.Second // a function that meets its card in a reset is reset by igbvf ten seconds later
 	vfLook   = 50 * time.Millisecond
 	lockWait = 30 * time.Second
 )

@@ -462,7 +462,7 @@ func TestDaemon(t *testing.T) {
 func TestUpgrade(t *testing.T) {
 	pf, dir := physical(t)
 	asUdevWould(t, dir)
-	args := []string{"--transport", "rdma", "--rdma-vfs", pf + "=2", "--rdma-vf-addresses", "10.9.9.1/24,10.9.9.2/24", "--takeover", "--socket", filepath.Join(t.TempDir(), "node.sock")}
+	args := []string{"--transport", "rdma", "--rdma-vfs", pf + "=2", "--rdma-vf-addresses", "10.9.9.1/24,10.9.9.2/24", "--rdma-vf-mtu", "1600", "--takeover", "--socket", filepath.Join(t.TempDir(), "node.sock")}
 	old := startDaemon(t, args...)
 	next := startDaemon(t, args...)
 	select {
