@@ -435,6 +435,9 @@ func TestDescribe(t *testing.T) {
 	if len(st.Engines) != 2 || json.Unmarshal(st.Engines[0].About, &about) != nil || about.Model != "tiny" || about.BlockTokens != 32 {
 		t.Errorf("status says %s", st.Engines[0].About)
 	}
+	if text := get(t, r, "/metrics"); !strings.Contains(text, "headrace_engines 1\n") || !strings.Contains(text, "headrace_tickets_waiting 0\n") {
+		t.Errorf("a rank counts as an engine:\n%s", text)
+	}
 	if m := st.Engines[1]; m.EngineID != "e/0" || m.MemberOf != "e" || m.About != nil {
 		t.Errorf("the member is shown as %+v", m)
 	}

@@ -60,6 +60,7 @@ var (
 
 	descInfo       = prometheus.NewDesc("headrace_node_info", "The daemon.", []string{"node", "epoch"}, nil)
 	descEngines    = prometheus.NewDesc("headrace_engines", "Engines attached.", nil, nil)
+	descWaiting    = prometheus.NewDesc("headrace_tickets_waiting", "Tickets presented here to engines that are not attached.", nil, nil)
 	descRegions    = prometheus.NewDesc("headrace_regions", "Regions lent.", nil, nil)
 	descRegionSize = prometheus.NewDesc("headrace_region_bytes", "Memory lent.", nil, nil)
 	descLeases     = prometheus.NewDesc("headrace_leases", "Living leases.", []string{"side", "state"}, nil)
@@ -99,6 +100,7 @@ var totals = []struct {
 	total("headrace_pieces_resent_total", "Pieces sent again because they arrived altered.", func(t *transfer.Totals) uint64 { return t.PiecesResent }),
 	total("headrace_leases_presented_total", "Leases presented.", func(t *transfer.Totals) uint64 { return t.LeasesPresented }),
 	total("headrace_tickets_refused_total", "Tickets refused.", func(t *transfer.Totals) uint64 { return t.TicketsRefused }),
+	total("headrace_tickets_recalled_total", "Tickets made void by who holds the cluster key.", func(t *transfer.Totals) uint64 { return t.TicketsRecalled }),
 	total("headrace_channels_opened_total", "Channels opened.", func(t *transfer.Totals) uint64 { return t.ChannelsOpened }),
 	total("headrace_channels_died_total", "Channels that died.", func(t *transfer.Totals) uint64 { return t.ChannelsDied }),
 	total("headrace_handshakes_failed_total", "Handshakes that failed.", func(t *transfer.Totals) uint64 { return t.HandshakesFailed }),
@@ -114,7 +116,7 @@ func total(name, help string, get func(*transfer.Totals) uint64) (t struct {
 }
 
 func (statusCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descInfo, descEngines, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
+	for _, d := range []*prometheus.Desc{descInfo, descEngines, descWaiting, descRegions, descRegionSize, descLeases, descRate, descSent, descLanded,
 		descSentRate, descLandedRate, descRTT, descBacklog, descErrors, descLanes, descFallbacks, descOnSpare, descPairSent, descPairLanded, descPairPiece, descPairSpeed, descPairLanes, descPairFailed, descRedialled, descSpeed, descAltered, descRunCost, descRunPieces,
 		descPushes, descDoorbells, descSpins, descOverflow} {
 		ch <- d
@@ -133,15 +135,19 @@ func (c statusCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(descInfo, 1, st.NodeID, strconv.FormatUint(st.Epoch, 10))
-	gauge(descEngines, float64(len(st.Engines)))
+	gauge(descWaiting, float64(st.Waiting))
 	gauge(descRate, float64(st.RateLimitBps))
-	regions, size := 0, uint64(0)
+	engines, regions, size := 0, 0, uint64(0)
 	for _, e := range st.Engines {
+		if e.MemberOf == "" { // else it is a rank of one
+			engines++
+		}
 		regions += len(e.Regions)
 		for _, r := range e.Regions {
 			size += r.Bytes
 		}
 	}
+	gauge(descEngines, float64(engines))
 	gauge(descRegions, float64(regions))
 	gauge(descRegionSize, float64(size))
 	leases := map[[2]string]int{}
