@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,7 +52,7 @@ type errStatus struct {
 }
 
 func (e *errStatus) Error() string {
-	text := fmt.Sprintf("GET %s: %d %s", e.path, e.code, http.StatusText(e.code))
+	text := fmt.Sprintf("%s: %d %s", e.path, e.code, http.StatusText(e.code))
 	if e.body != "" {
 		text += ": " + e.body
 	}
@@ -148,6 +149,29 @@ func (a *Asker) Self(ctx context.Context) (*Self, error) {
 	}
 	s.Figures = *f
 	return s, nil
+}
+
+// Nudge has the engine make a step: it computes one token.
+func (a *Asker) Nudge(ctx context.Context, model string) error {
+	body, err := json.Marshal(map[string]any{"model": model, "prompt": ".", "max_tokens": 1})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.Base+"/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := a.Client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, answerBytesMax))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = &errStatus{"/v1/completions", resp.StatusCode, firstLine(answer)}
+	}
+	return err
 }
 
 // Figures reads /metrics; an engine that has none tells nothing.

@@ -197,6 +197,13 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(code)
 	case "/v1/models":
 		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"max_model_len":2048,"parent":null}]}`, f.get("model"))
+	case "/v1/completions":
+		body, _ := io.ReadAll(r.Body)
+		f.mu.Lock()
+		f.values["asked"] = string(body)
+		f.mu.Unlock()
+	case "/asked":
+		fmt.Fprint(w, f.get("asked"))
 	case "/version":
 		fmt.Fprint(w, `{"version":"0.32.0"}`)
 	case "/metrics":

@@ -31,6 +31,8 @@ const (
 	figuresEvery = 5
 	// stallMax is how long an engine with requests may make no step before it counts as hung.
 	stallMax = time.Minute
+	// nudgeMax is the longest pause between two nudges, which double it.
+	nudgeMax = 30 * time.Second
 	// drainEvery and drainQuiet: the router may have dispatched just before it saw that the entry is gone.
 	drainEvery = 100 * time.Millisecond
 	drainQuiet = 3
@@ -109,6 +111,9 @@ type sidecar struct {
 	steps   float64
 	stepped time.Time // when steps last grew, or nothing was to be done
 	said    string    // the last complaint
+
+	nudged     time.Time     // when the engine was last made to step
+	nudgeAfter time.Duration // how long to wait until the next time
 }
 
 // Run returns nil when ctx ended and the engine was stopped in order, and otherwise what the engine died of. By the time
@@ -300,10 +305,12 @@ func (s *sidecar) attach(ctx context.Context, e *registry.Worker) {
 	if err != nil {
 		if ctx.Err() == nil {
 			s.complain("the engine serves whole requests only: " + err.Error())
+			s.nudge(ctx, e.Model, err)
 		}
 		return
 	}
 	s.complain("")
+	s.nudgeAfter = 0
 	about := a.About
 	e.NodeID, e.NodeData = a.NodeID, a.NodeData
 	e.Fingerprint, e.Opaque, e.Layout, e.TensorParallel = about.Fingerprint, about.Opaque, about.Layout, about.TensorParallel
@@ -313,6 +320,18 @@ func (s *sidecar) attach(ctx context.Context, e *registry.Worker) {
 		if *f.from != 0 {
 			*f.to = *f.from
 		}
+	}
+}
+
+// nudge makes an engine step whose daemon is there and does not know it, as after the daemon's restart: the connector has no
+// thread of its own, and an engine without requests runs none of its code, so that it would not come back before one.
+func (s *sidecar) nudge(ctx context.Context, model string, why error) {
+	if !errors.Is(why, errNotAttached) || time.Since(s.nudged) < s.nudgeAfter {
+		return
+	}
+	s.nudged, s.nudgeAfter = time.Now(), min(max(2*s.nudgeAfter, s.ProbeEvery), nudgeMax)
+	if err := s.ask.Nudge(ctx, model); err != nil && ctx.Err() == nil {
+		s.Logger.Info("the engine does not compute a token, which would have it look for its node daemon", "err", err)
 	}
 }
 

@@ -313,9 +313,32 @@ func (d daemon) Look(context.Context, string) (*Attachment, error) {
 		if a != nil {
 			return a, nil
 		}
+		return nil, errNotAttached
 	default:
 	}
 	return nil, errors.New("no node daemon")
+}
+
+// TestEngineIsMadeToLookForItsDaemon: an idle vLLM does not notice that its daemon was restarted.
+func TestEngineIsMadeToLookForItsDaemon(t *testing.T) {
+	d := daemon{make(chan *Attachment, 1)}
+	r := start(t, func(c *Config) { c.Daemon, c.Entry.Dialect = d, DialectVLLM })
+	r.board.next(t)
+	asked := func() string { body, _ := fetch(r.addr, "/asked"); return string(body) }
+	if got := asked(); got != "" {
+		t.Errorf("without any daemon it was asked for %s", got)
+	}
+	d.says <- nil
+	eventually(t, "the engine to be asked for a token", func() bool { return asked() == `{"max_tokens":1,"model":"fake","prompt":"."}` })
+	<-d.says
+	d.says <- &Attachment{NodeID: "n0", NodeData: "h:1", About: &About{Fingerprint: "f"}}
+	if w := r.board.next(t); w.NodeData != "h:1" {
+		t.Errorf("%+v", w)
+	}
+	r.cancel()
+	if err := r.end(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestDaemonIsListedWhileItKnowsTheEngine(t *testing.T) {

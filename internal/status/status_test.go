@@ -79,7 +79,7 @@ func TestGatherAndPrint(t *testing.T) {
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2 - 0", "odd-0 none - 5 6 42 % 0", "dead-0 none - - - - 0", "connection refused", "read /status: invalid",
-		"vllm-0 decode m node-0 250/750/-/1000 3 4 25 % 0 - ok", "alone-0 both none - 3 4 25 % 0 - its connector is not with a node daemon", "ill-0 both none - - - - 0 - GET /health: 404",
+		"vllm-0 decode m node-0 250/750/-/1000 3 4 25 % 0 - ok", "alone-0 both none - 3 4 25 % 0 - its connector is not with a node daemon", "ill-0 both none - - - - 0 - /health: 404",
 		"vllm-0 vllm 0.32.0 vllm 32 2048 2 2.0 MiB in 2 (memory) 2 0123456789ab h:5 2 layers of 4 KiB, opaque", "alone-0 - vllm - - - - - - - -",
 		"node-0 h 2 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
 			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host; fences by windows", "node-0 e target node-1 bound 9 1/4",
