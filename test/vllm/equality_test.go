@@ -276,3 +276,14 @@ func TestSmolLM2(t *testing.T) {
 	t.Run("one by one", func(t *testing.T) { oneByOne(t, s, prompts("smollm2", 300, n, 8), false) })
 	t.Run("8 at once", func(t *testing.T) { eightAtOnce(t, s, prompts("smollm2", 400, n, 8), "8 at once") })
 }
+
+// TestRanks has two ranks share the KV heads on both sides: each lends its own half.
+func TestRanks(t *testing.T) {
+	environment(t)
+	if !full {
+		t.Skip("nine processes on two cores: runs under HEADRACE_FULL=1 (make proof)")
+	}
+	s := setUp(t, stage.UpConfig{Engine: "vllm", Config: stage.Config{Model: "tiny", Args: []string{"--tensor-parallel-size", "2"}}})
+	t.Run("one by one", func(t *testing.T) { oneByOne(t, s, prompts("tiny", 600, 10, 16), true) })
+	t.Run("aborts", func(t *testing.T) { aborts(t, s, 20) })
+}
