@@ -37,12 +37,12 @@ func (s *scene) wants(t *testing.T, rs []stage.Request) []*stage.Answer {
 // disaggregated counts how many leases settled meanwhile.
 func (s *scene) disaggregated(t *testing.T, do func()) uint64 {
 	t.Helper()
-	before, _, err := s.Moved(s.ctx)
+	before, err := s.Moved(s.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	do()
-	after, _, err := s.Moved(s.ctx)
+	after, err := s.Moved(s.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}

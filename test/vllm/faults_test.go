@@ -216,7 +216,7 @@ var (
 )
 
 // kills ends a part with kill -9 while requests are under way in all phases.
-func kills(t *testing.T, s *scene, v victim, rounds int) {
+func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 	for round := range rounds {
 		pids, err := v.pids(s, round)
 		if err != nil {
@@ -264,7 +264,7 @@ func kills(t *testing.T, s *scene, v victim, rounds int) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := stage.Poll(s.ctx, 2*time.Second, func() error { return other.Idle(s.ctx) }); err != nil {
+			if err := stage.Poll(s.ctx, limit, func() error { return other.Idle(s.ctx) }); err != nil {
 				t.Errorf("kill -9 of %s, round %d: the other engine: %v", v.name, round, err)
 			}
 		}
@@ -272,7 +272,7 @@ func kills(t *testing.T, s *scene, v victim, rounds int) {
 			t.Fatal(err)
 		}
 		whole := time.Since(killed)
-		s.idle(t, 5*time.Second, "after kill -9 of "+v.name)
+		s.idle(t, max(5*time.Second, limit), "after kill -9 of "+v.name)
 		s.right(t, seed+50, "after kill -9 of "+v.name)
 		t.Logf("kill -9 of %s, round %d: %d of %d answers right, the others ended with an error, the last after %.1f s; whole again after %.0f s",
 			v.name, round, len(rs)-failed, len(rs), ended.Seconds(), whole.Seconds())

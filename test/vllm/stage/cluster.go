@@ -26,11 +26,12 @@ type UpConfig struct {
 
 // Cluster is a running `headrace up` with one prefill and one decode engine.
 type Cluster struct {
-	Dir   string
-	proc  *Process
-	url   string
-	reg   *registry.Registry
-	table *registry.Table
+	Dir    string
+	engine string
+	proc   *Process
+	url    string
+	reg    *registry.Registry
+	table  *registry.Table
 }
 
 // Up starts a cluster and does not wait for it.
@@ -62,7 +63,7 @@ func (s *Stage) Up(c UpConfig) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cluster{Dir: dir, proc: p}, nil
+	return &Cluster{Dir: dir, engine: c.Engine, proc: p}, nil
 }
 
 // Ready waits until the router answers and both engines are in the registry.
@@ -229,10 +230,8 @@ type NodeStatus struct {
 	} `json:"engines"`
 	Leases []json.RawMessage `json:"leases"`
 	Totals struct {
-		Settled  uint64 `json:"leases_settled"`
-		Bytes    uint64 `json:"bytes_landed"`
-		Altered  uint64 `json:"pieces_altered"`
-		Verified uint64 `json:"pieces_verified"`
+		Settled uint64 `json:"leases_settled"`
+		Altered uint64 `json:"pieces_altered"`
 	} `json:"totals"`
 }
 
@@ -259,17 +258,25 @@ func (c *Cluster) Node(role string) (registry.Node, error) {
 	return n, nil
 }
 
-// Moved is how many leases have settled at decode's daemon, and with how many bytes.
-func (c *Cluster) Moved(ctx context.Context) (leases, bytes uint64, err error) {
+// Moved is how many transfers decode has had: leases settled at its daemon, or what NixlConnector counts.
+func (c *Cluster) Moved(ctx context.Context) (uint64, error) {
+	if c.engine == "vllm-nixl" {
+		e, err := c.Engine(registry.RoleDecode)
+		if err != nil {
+			return 0, err
+		}
+		m, err := e.Metrics(ctx)
+		return uint64(m["vllm:nixl_xfer_time_seconds_count"]), err
+	}
 	n, err := c.Node(registry.RoleDecode)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	st, err := c.NodeStatus(ctx, n)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	return st.Totals.Settled, st.Totals.Bytes, nil
+	return st.Totals.Settled, nil
 }
 
 // EnginePIDs are the processes of the engine of a role: its API server and the ones it has started, not its sidecar.
