@@ -206,7 +206,7 @@ func (a *app) runEngine(cmd *cobra.Command, o *engineFlags) error {
 				if err != nil {
 					return err
 				}
-				cfg.Daemon = &sidecar.Daemon{Socket: o.socket, Host: hostname(), Node: o.node, View: table.Snapshot, Client: &http.Client{Timeout: 2 * time.Second}}
+				cfg.Daemon = &sidecar.Daemon{Socket: o.socket, Host: hostname(), Node: o.node, View: table.Snapshot, Changed: table.Changed, Client: &http.Client{Timeout: 2 * time.Second}}
 			}
 		}
 		return sidecar.Run(ctx, *cfg)

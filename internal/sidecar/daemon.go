@@ -40,7 +40,16 @@ type Daemon struct {
 	Host   string
 	Node   string // the daemon's id; "" finds it by socket and host
 	View   func() *registry.View
-	Client *http.Client
+	// Changed is closed at the registry's next change.
+	Changed func() <-chan struct{}
+	Client  *http.Client
+}
+
+// Incarnation tells one daemon at the socket from the next, and what is closed when that may have changed.
+func (d *Daemon) Incarnation() (epoch uint64, changed <-chan struct{}) {
+	changed = d.Changed() // before the view that it guards
+	n, _ := d.find()
+	return n.Epoch, changed
 }
 
 // Listens tells whether somebody serves the unix socket at path, without a connection that a daemon would have to log.

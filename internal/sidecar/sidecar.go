@@ -62,6 +62,7 @@ type Config struct {
 	// Daemon is the node daemon that the engine's connector speaks with; nil for none.
 	Daemon interface {
 		Look(ctx context.Context, engine string) (*Attachment, error)
+		Incarnation() (epoch uint64, changed <-chan struct{})
 	}
 	Lister       Lister // nil for none
 	StartTimeout time.Duration
@@ -167,7 +168,7 @@ func (s *sidecar) awaitWell(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.ended:
-			return s.died("at its start")
+			return s.died(" at its start")
 		case <-deadline:
 			return fmt.Errorf("the engine did not answer at %s/health within %s (--start-timeout): %w; its last line: %s", s.ask.Base, s.StartTimeout, err, s.proc.out.last())
 		}
@@ -189,23 +190,39 @@ func (s *sidecar) died(when string) error {
 	if why == "" {
 		why = "it said nothing"
 	}
-	return fmt.Errorf("the engine died %s: %w; it said: %s", when, s.proc.err, why)
+	return fmt.Errorf("the engine died%s: %w; it said: %s", when, s.proc.err, why)
 }
 
-// watch keeps the entry true until ctx or the engine ends.
+// watch keeps the entry true until ctx or the engine ends. A new node daemon is news that cannot wait for the next probe:
+// what is sent by way of the old one is lost.
 func (s *sidecar) watch(ctx context.Context) error {
 	tick := time.NewTicker(s.ProbeEvery)
 	defer tick.Stop()
 	for {
+		epoch, changed := s.incarnation()
 		s.probe(ctx)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		case <-s.ended:
-			return s.died("")
+		for same := true; same; {
+			select {
+			case <-tick.C:
+				same = false
+			case <-changed:
+				var now uint64
+				now, changed = s.incarnation()
+				same = now == epoch
+			case <-ctx.Done():
+				return nil
+			case <-s.ended:
+				return s.died("")
+			}
 		}
 	}
+}
+
+func (s *sidecar) incarnation() (epoch uint64, changed <-chan struct{}) {
+	if s.Daemon == nil {
+		return 0, nil
+	}
+	return s.Daemon.Incarnation()
 }
 
 // probe looks at the engine once, and lists it or takes it out.
@@ -298,14 +315,13 @@ func (s *sidecar) attach(ctx context.Context, e *registry.Worker) {
 	if s.Daemon == nil || e.Dialect != DialectVLLM {
 		return
 	}
-	a, err := s.Daemon.Look(ctx, e.ID)
-	if err == nil && a.About == nil {
-		err = errors.New("the engine's connector has not said what its memory is")
+	a, err := s.look(ctx, e.ID)
+	if errors.Is(err, errNotAttached) && s.nudge(ctx, e) {
+		a, err = s.look(ctx, e.ID)
 	}
 	if err != nil {
 		if ctx.Err() == nil {
 			s.complain("the engine serves whole requests only: " + err.Error())
-			s.nudge(ctx, e.Model, err)
 		}
 		return
 	}
@@ -323,16 +339,31 @@ func (s *sidecar) attach(ctx context.Context, e *registry.Worker) {
 	}
 }
 
+// look asks the daemon for the engine, which must have told what it is.
+func (s *sidecar) look(ctx context.Context, id string) (*Attachment, error) {
+	a, err := s.Daemon.Look(ctx, id)
+	if err == nil && a.About == nil {
+		err = errors.New("the engine's connector has not said what its memory is")
+	}
+	return a, err
+}
+
 // nudge makes an engine step whose daemon is there and does not know it, as after the daemon's restart: the connector has no
 // thread of its own, and an engine without requests runs none of its code, so that it would not come back before one.
-func (s *sidecar) nudge(ctx context.Context, model string, why error) {
-	if !errors.Is(why, errNotAttached) || time.Since(s.nudged) < s.nudgeAfter {
-		return
+// Meanwhile it is listed without a daemon. It tells whether the engine made its step.
+func (s *sidecar) nudge(ctx context.Context, e *registry.Worker) bool {
+	if time.Since(s.nudged) < s.nudgeAfter {
+		return false
 	}
 	s.nudged, s.nudgeAfter = time.Now(), min(max(2*s.nudgeAfter, s.ProbeEvery), nudgeMax)
-	if err := s.ask.Nudge(ctx, model); err != nil && ctx.Err() == nil {
+	err := s.list(*e)
+	if err == nil {
+		err = s.ask.Nudge(ctx, e.Model)
+	}
+	if err != nil && ctx.Err() == nil {
 		s.Logger.Info("the engine does not compute a token, which would have it look for its node daemon", "err", err)
 	}
+	return err == nil
 }
 
 func (s *sidecar) list(e registry.Worker) error {

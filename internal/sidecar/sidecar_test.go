@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -101,7 +102,7 @@ func TestEngineThatCrashesIsTakenOutAndLeavesNobody(t *testing.T) {
 	if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.end(); err == nil || !strings.Contains(err.Error(), "it was ended by SIGKILL") {
+	if err := r.end(); err == nil || !strings.Contains(err.Error(), "the engine died: it was ended by SIGKILL") {
 		t.Error(err)
 	}
 	if w := r.board.next(t); w != nil {
@@ -304,7 +305,35 @@ func TestWatchedEngineComesAndGoes(t *testing.T) {
 }
 
 // daemon is a node daemon that says what it is set to say.
-type daemon struct{ says chan *Attachment }
+type daemon struct {
+	says chan *Attachment
+	*news
+}
+
+// news are of a daemon in the registry.
+type news struct {
+	mu      sync.Mutex // guards what follows
+	epoch   uint64
+	changed chan struct{}
+}
+
+func newDaemon() daemon {
+	return daemon{make(chan *Attachment, 1), &news{changed: make(chan struct{})}}
+}
+
+func (n *news) Incarnation() (uint64, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.epoch, n.changed
+}
+
+func (n *news) change(epoch uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.epoch = epoch
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
 
 func (d daemon) Look(context.Context, string) (*Attachment, error) {
 	select {
@@ -321,7 +350,7 @@ func (d daemon) Look(context.Context, string) (*Attachment, error) {
 
 // TestEngineIsMadeToLookForItsDaemon: an idle vLLM does not notice that its daemon was restarted.
 func TestEngineIsMadeToLookForItsDaemon(t *testing.T) {
-	d := daemon{make(chan *Attachment, 1)}
+	d := newDaemon()
 	r := start(t, func(c *Config) { c.Daemon, c.Entry.Dialect = d, DialectVLLM })
 	r.board.next(t)
 	asked := func() string { body, _ := fetch(r.addr, "/asked"); return string(body) }
@@ -341,8 +370,35 @@ func TestEngineIsMadeToLookForItsDaemon(t *testing.T) {
 	}
 }
 
+// TestNewDaemonIsNewsAtOnce: nothing here waits for a probe, of which there is one an hour.
+func TestNewDaemonIsNewsAtOnce(t *testing.T) {
+	d := newDaemon()
+	d.says <- &Attachment{NodeID: "n0", NodeData: "h:1", About: &About{Fingerprint: "f"}}
+	r := start(t, func(c *Config) { c.Daemon, c.Entry.Dialect, c.ProbeEvery = d, DialectVLLM, time.Hour })
+	if w := r.board.next(t); w.NodeData != "h:1" {
+		t.Errorf("%+v", w)
+	}
+	d.change(0) // of somebody else
+	<-d.says
+	d.says <- nil
+	d.change(7)
+	if w := r.board.next(t); w == nil || w.NodeData != "" {
+		t.Errorf("with a daemon that does not know it it is %+v", w)
+	}
+	<-d.says
+	d.says <- &Attachment{NodeID: "n0", NodeData: "h:2", About: &About{Fingerprint: "f"}}
+	d.change(8)
+	if w := r.board.next(t); w.NodeData != "h:2" {
+		t.Errorf("%+v", w)
+	}
+	r.cancel()
+	if err := r.end(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDaemonIsListedWhileItKnowsTheEngine(t *testing.T) {
-	d := daemon{make(chan *Attachment, 1)}
+	d := newDaemon()
 	r := start(t, func(c *Config) { c.Daemon, c.Entry.Dialect = d, DialectVLLM })
 	if w := r.board.next(t); w.NodeData != "" || w.Fingerprint != "" {
 		t.Errorf("without a daemon it is %+v", w)
