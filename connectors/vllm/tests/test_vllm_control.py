@@ -38,8 +38,10 @@ def test_any_order_of_events(seed: int) -> None:
                 e.abort_one()
             case 6 if rng.random() < 0.2:
                 e.daemon.die()
+            case 6 if rng.random() < 0.2:
+                e.daemon.stopped = True
             case 7:
-                e.daemon.ready = True
+                e.daemon.ready, e.daemon.stopped = True, False
             case 8 if rng.random() < 0.3:
                 e.daemon.withdraw()
             case _:
@@ -50,11 +52,11 @@ def test_any_order_of_events(seed: int) -> None:
 
 
 def settle(e: Engine) -> None:
-    """The daemon's deadlines pass; then nothing may be waiting, and every block must be back."""
+    """The deadlines pass; then nothing may be waiting, and when the daemon has said all, every block must be back."""
     e.daemon.ready = True
     for i in range(400):
         if i == 100:
-            e.clock.now += 61
+            e.clock.now += 63
             e.daemon.expire()
         e.daemon.do()
         e.step()
@@ -63,6 +65,9 @@ def settle(e: Engine) -> None:
         if i > 300 and not e.daemon.living:  # a pool too small for two at once: vLLM would preempt, here one goes
             e.abort_one()
     assert {r.name: r.status for r in e.reqs.values() if r.status != "gone"} == {}
+    e.daemon.stopped = False
+    e.step()
+    assert e.kept == []
     assert sorted(e.pool) == list(range(1, e.total + 1))
     assert len(e.control.sends) == 0
     assert len(e.control.loads) == 0
@@ -94,6 +99,31 @@ def test_decode_waits_for_its_offer_and_no_longer_than_it_must() -> None:
     assert c.matched(late.name, 0, False) == 0
     assert ticket(2)[8:24] in e.daemon.used, "P is told that its KV is not wanted"
     assert c.tally.totals["failed"] == 1
+
+
+def test_a_stopped_daemon_holds_blocks_but_no_request() -> None:
+    e = engine()
+    r = e.add("decode", 1, 10)
+    e.daemon.offer(1, 10, e.prompt(1, 10).encode())
+    e.step()
+    assert r.status in ("waiting", "remote")
+    while r.status == "waiting":
+        e.step()
+    e.daemon.stopped = True
+    for _ in range(5):
+        e.step()
+    assert r.status == "remote"
+    e.clock.now += 63
+    e.step()
+    e.step()
+    assert (r.status, r.loaded) != ("remote", True)
+    while r.status != "gone":
+        e.step()
+    assert len(e.pool) == e.total - 3, "the daemon may still write there"
+    e.daemon.stopped = False
+    e.daemon.die()
+    e.step()
+    assert len(e.pool) == e.total
 
 
 def test_decode_takes_no_kv_of_another_prompt() -> None:
@@ -152,7 +182,7 @@ def test_prefill_pushes_chunk_by_chunk_and_holds_until_settled() -> None:
     (push,) = c.step().pushes
     assert (push.first, push.count) == (1, 2)
     assert only(e).blocks == [7, 8, 9]
-    assert c.finished(r.name, False) == (True, {"headrace": {"v": 1, "state": "handed"}})
+    assert c.finished(r.name, False) == (True, {"headrace": {"v": 1, "state": "handed", "reason": ""}})
     assert c.waiting
     lease = only(e)
     e.daemon.pushed[lease.nonce] = {0, 1, 2}

@@ -51,6 +51,7 @@ class Daemon:
     def __init__(self, rng: random.Random, clock: Clock) -> None:
         self.rng, self.clock = rng, clock
         self.ready = True
+        self.stopped = False  # the process: it says nothing, and touches what it was told to
         self.epoch = 1
         self.living: dict[bytes, Lease] = {}
         self.record: set[bytes] = set()
@@ -95,6 +96,9 @@ class Daemon:
 
     def wait_over(self, lease: Lease, timeout: float) -> bool:
         assert timeout >= 0
+        if not lease.over and self.stopped:
+            self.clock.now += timeout
+            return False
         if not lease.over:
             self._end(lease, Ended(lease, State.REVOKED, "fenced"))
         return True
@@ -103,6 +107,8 @@ class Daemon:
         return
 
     def step(self) -> Sequence[Event]:
+        if self.stopped:
+            return []
         events, self.events = self.events, []
         return events
 
@@ -142,7 +148,7 @@ class Daemon:
 
     def do(self) -> None:
         """One thing happens to one lease."""
-        if not self.living:
+        if not self.living or self.stopped:
             return
         lease = self.living[self.rng.choice(sorted(self.living))]
         if lease.nonce in self.revoking:
@@ -215,6 +221,8 @@ class Engine:
             wall_ms=self.clock.wall_ms,
             sleep=self.clock.sleep,
         )
+        self.control.loads.keeper = self
+        self.kept: list[int] = []
         self.pool = list(range(1, blocks + 1))
         self.total = blocks
         self.reqs: dict[str, Req] = {}
@@ -239,12 +247,25 @@ class Engine:
         req.blocks += [self.pool.pop() for _ in range(max(0, need))]
         return True
 
+    def keep(self, blocks: Sequence[int]) -> None:
+        self.kept += blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        for b in blocks:
+            self.kept.remove(b)
+        self._back(list(blocks), "the connector")
+
     def free(self, req: Req) -> None:
-        for lease in self.daemon.living.values():
-            assert not set(lease.blocks) & set(req.blocks), f"{req.name}'s blocks come back while {lease} lives"
-        assert not set(self.pool) & set(req.blocks), f"{req.name}'s blocks come back twice"
-        self.pool += req.blocks
+        self._back([b for b in req.blocks if b not in self.kept], req.name)
         req.blocks = []
+
+    def _back(self, blocks: list[int], whose: str) -> None:
+        late = self.clock.wall_ms() > self.deadline_ms + 2000  # no daemon takes a prefill's bytes any more, whatever a stopped one reads
+        for lease in self.daemon.living.values():
+            free = lease.role == "P" and late
+            assert free or not set(lease.blocks) & set(blocks), f"{whose}'s blocks come back while {lease} lives"
+        assert not set(self.pool) & set(blocks), f"{whose}'s blocks come back twice"
+        self.pool += blocks
 
     def gone(self, req: Req) -> None:
         assert req.status != "gone"
@@ -269,7 +290,7 @@ class Engine:
     def step(self, preempt: bool = False) -> None:
         preempted = []
         running = [r for r in self.reqs.values() if r.status == "running"]
-        if preempt and running:
+        if preempt and running and not self.daemon.stopped:  # else the fence is not awaited for longer than five seconds
             victim = self.rng.choice(running)
             victim.status, victim.computed = "waiting", 0
             preempted.append(victim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,16 +25,18 @@ from vllm.v1.request import RequestStatus
 
 from headrace import layout
 from headrace.client import Client, Refusal, Unavailable
+from headrace.cuda import Cuda, CudaError, Gpu
 from headrace.memory import MemfdPool
 from headrace.vllm import describe
 from headrace.vllm.control import WAIT_S, Control
 from headrace.vllm.meta import Answer, Step
 from headrace.vllm.params import Offer, digest
 from headrace.vllm.stats import HeadracePromMetrics, HeadraceStats
-from headrace.vllm.worker import Gate, Member
+from headrace.vllm.worker import Member
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -75,7 +77,7 @@ class _DeviceGate:
     """Passed when what was queued on the current stream before it is done."""
 
     def __init__(self) -> None:
-        self._event = torch.Event()
+        self._event = torch.cuda.Event()
         self._event.record()
 
     def passed(self) -> bool:
@@ -83,6 +85,19 @@ class _DeviceGate:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+
+class _Pool:
+    """References of our own to blocks: vLLM gives none of them to a request meanwhile."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        self._pool.touch([self._pool.blocks[b] for b in blocks])
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self._pool.free_blocks([self._pool.blocks[b] for b in reversed(blocks)])
 
 
 class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
@@ -159,6 +174,9 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
             lent[0].fingerprint,
             "on" if config.scheduler_config.async_scheduling else "off",
         )
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._control_().loads.keeper = _Pool(gpu_block_pool)
 
     def on_new_request(self, request: Request) -> None:
         self._control_().added(request.request_id, request.kv_transfer_params, lambda: _offer(request))
@@ -257,7 +275,9 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
                 f"start vLLM with --block-size {described.block_tokens}"
             )
         client = Client(self._socket, f"{self._engine}/{rank}", join=self._engine)
-        self._lend(client, described)
+        gpu = None if cpu else self._lend_gpu(client, described)
+        if cpu:
+            self._lend(client, described)
         _wait(client, f"rank {rank}")
         self._lent = Lent(fingerprint.hex(), described.words, described.opaque)
         specs = _layer_specs(self._kv_cache_config)
@@ -266,19 +286,30 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
             rank=rank,
             layers=described.layers,
             layer_block_bytes=specs[0].page_size_bytes,
-            gate=None if cpu else _gate,
+            gate=None if cpu else _DeviceGate,
             log=_log,
+            arrive=gpu.flush if gpu is not None else None,
         )
         logger.info("Headrace: rank %d of %d lends %d MiB to %s: %s", rank, ranks, described.size >> 20, self._socket, described.words)
 
     def _lend(self, client: Client, described: layout.Described) -> None:
-        if self._pool is None:
-            raise describe.Unfit("lending a GPU's memory")
+        assert self._pool is not None, "vLLM did not ask for the memory pool"
         found = self._pool.find(described.address, described.size)
         if found is None:
             raise describe.Unfit("vLLM placed the KV cache outside of the connector's memory: is another memory pool configured?")
         area, _ = found
         client.lend(area.fd, area.size, described.layout(area.address))
+
+    def _lend_gpu(self, client: Client, described: layout.Described) -> Gpu:
+        """A GPU's memory goes as it is: NICs read and write it."""
+        try:
+            gpu = Cuda().gpu(torch.cuda.current_device())
+            buf = gpu.export(described.address, described.size)
+        except CudaError as err:
+            raise describe.Unfit(f"the GPU's memory cannot be lent, and this connector does not stage it over the host's: {err}") from err
+        client.lend_dmabuf(buf.fd, buf.size, buf.offset, buf.address, described.layout(described.address), device=gpu.bus)
+        buf.close()  # the client has its own
+        return gpu
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._lent
@@ -359,10 +390,6 @@ def _backends(config: VllmConfig, names: Iterable[str]) -> list[str]:
 
     layers = get_layers_from_vllm_config(config, AttentionLayerBase, list(names))
     return sorted({layer.get_attn_backend().get_name() for layer in layers.values()})
-
-
-def _gate() -> Gate:
-    return _DeviceGate()
 
 
 def _wait(client: Client, who: str) -> None:

@@ -15,7 +15,7 @@ from headrace.vllm.tally import Tally
 
 OPENING_S_MAX = 0.002  # a lease's id is waited for so long before a step whose blocks it could push: a daemon answers in 0.1 ms
 OPENING_S_STEP = 0.0001
-ATTACH_S_MAX = 10.0  # how long an idle engine keeps stepping for the sake of a daemon that is away
+ATTACH_S_MAX = 1.0  # how long an idle engine keeps stepping for a daemon that is away: it also delays the engine's own end by that
 WAIT_S = 30.0  # how long a decode waits for its prefill, where the ticket lives longer
 
 
@@ -44,16 +44,22 @@ class Control:
     ) -> None:
         self._client, self._log, self._clock, self._sleep = client, log, clock, sleep
         self.tally = Tally(block_bytes)
-        self.sends = Sends(client, block_tokens, clock, wall_ms, self.tally)
-        self.loads = Loads(client, block_tokens, clock, wall_ms, self.tally, wait_s, lambda text: log("warning", text))
+        def note(text: str) -> None:
+            log("warning", text)
+
+        self.sends = Sends(client, block_tokens, clock, wall_ms, self.tally, note)
+        self.loads = Loads(client, block_tokens, clock, wall_ms, self.tally, wait_s, note)
         self._asks: dict[str, Ask] = {}
         self._missing: dict[int, str] = {}  # ranks that lend nothing at present
         self._away_since: float | None = None
+        self._lost = False
+        self._arrived = False  # KV, since the last step was sent out
 
     # requests
 
     def added(self, req: str, params: dict[str, Any] | None, prompt: Callable[[], Offer]) -> None:
         """A request came. prompt is called only where the router asks for something."""
+        self._away_since = None
         try:
             ask = parse(params)
         except BadParams as err:
@@ -108,7 +114,8 @@ class Control:
         pushes = self.sends.pushes()
         lost = self.loads.take_lost()
         self._client.flush()  # before the forward pass, not behind it
-        return Step(pushes, lost, beat=bool(pushes or lost) or self.waiting)
+        arrived, self._arrived = self._arrived, False
+        return Step(pushes, lost, arrived, beat=bool(pushes or lost) or self.waiting)
 
     def answered(self, answer: Answer | None, reported: Iterable[str]) -> tuple[set[str], set[str]]:
         """A step was done: requests whose blocks may be freed (sent), and those whose load is finished (received)."""
@@ -118,7 +125,9 @@ class Control:
             self._absent(answer.absent)
         self.loads.reported(list(reported))
         self.poll()
-        return self.sends.take_done(), self.loads.take_done()
+        received = self.loads.take_done()
+        self._arrived |= bool(received)
+        return self.sends.take_done(), received
 
     @property
     def waiting(self) -> bool:
@@ -148,11 +157,12 @@ class Control:
             if ev.lease.role == "P":
                 self.sends.event(ev)
         elif isinstance(ev, Connected):
-            self._away_since = None
+            self._away_since, self._lost = None, False
             self._log("info", f"attached to the node daemon of {ev.node} (data address {ev.address or 'none'}, epoch {ev.epoch:#x})")
         elif isinstance(ev, Draining):
             self._log("info", "the node daemon gives way to its successor: new transfers go there, running ones end here")
-        elif isinstance(ev, Lost):
+        elif isinstance(ev, Lost) and not self._lost:  # once: the attempts that follow have reasons of their own
+            self._lost = True
             self._log("warning", f"no node daemon: {ev.text}; requests compute their prompts themselves meanwhile")
 
     def _wait_opening(self) -> None:
@@ -163,10 +173,8 @@ class Control:
 
     def _absent(self, absent: dict[int, str]) -> None:
         for rank, text in absent.items():
-            if text and self._missing.get(rank) != text:
+            if text and self._missing.get(rank) != text and not self._lost:
                 self._log("warning", f"rank {rank} lends no memory: {text}")
-            elif not text and rank in self._missing:
-                self._log("info", f"rank {rank} lends its memory again")
             if text:
                 self._missing[rank] = text
             else:

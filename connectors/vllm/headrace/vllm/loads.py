@@ -21,6 +21,7 @@ from headrace.vllm.params import Ask, BadParams, Offer
 from headrace.vllm.tally import Tally
 
 ABSENT_S_MAX = 1.0  # how long a request waits for a daemon that is not there
+DEADLINE_GRACE_S = 2.0  # behind a ticket's deadline, by when its daemon has said so if it can say anything
 KEPT_OFFERS_MAX = 4096  # offers, and withdrawals, of tickets whose request has not come: the oldest is dropped first
 
 T = TypeVar("T")
@@ -34,6 +35,13 @@ class LoadClient(Protocol):
     def bind(self, ticket: bytes, first_token: int, blocks: Sequence[int]) -> Lease: ...
     def refuse(self, ticket: bytes, reason: str) -> None: ...
     def revoke(self, lease: Lease, reason: str) -> None: ...
+
+
+class Keeper(Protocol):
+    """Keeps blocks from being used again although vLLM has done with them."""
+
+    def keep(self, blocks: Sequence[int]) -> None: ...
+    def release(self, blocks: Sequence[int]) -> None: ...
 
 
 class Phase(Enum):
@@ -83,6 +91,8 @@ class Loads:
         self._withdrawn: OrderedDict[bytes, str] = OrderedDict()
         self._done: set[str] = set()
         self._lost: set[str] = set()
+        self._kept: dict[Lease, tuple[int, ...]] = {}  # given up while a daemon that says nothing may still write there
+        self.keeper: Keeper | None = None
 
     # what vLLM does with a request
 
@@ -177,6 +187,9 @@ class Loads:
             elif ld.phase in (Phase.WAITING, Phase.OFFERED):
                 self._alone(ld, ev.text or "the prefill withdrew it", "ended", told=True)
             return
+        kept = self._kept.pop(ev.lease, None)
+        if kept is not None and self.keeper is not None:
+            self.keeper.release(kept)
         ld = self._owners.get(ev.lease.nonce)
         if ld is None or ld.lease is not ev.lease or ld.phase is not Phase.BOUND:
             return
@@ -213,6 +226,7 @@ class Loads:
 
     def take_lost(self) -> list[str]:
         """Requests whose load failed, for the workers to report: each is named once."""
+        self._expire()
         lost, self._lost = sorted(self._lost), set()
         return lost
 
@@ -225,6 +239,15 @@ class Loads:
         return len(self._loads)
 
     # inside
+
+    def _expire(self) -> None:
+        """A daemon that is stopped says nothing, and may go on some day: the request goes on now, its blocks only then."""
+        now = self._wall_ms()
+        for ld in self._loads.values():
+            if ld.phase is Phase.BOUND and now > ld.ask.deadline_ms + DEADLINE_GRACE_S * 1000 and self.keeper is not None and ld.lease:
+                self.keeper.keep(ld.blocks)
+                self._kept[ld.lease] = ld.blocks
+                self._lose(ld, "the ticket's deadline passed, and the node daemon says nothing: look whether it is stopped", "expired")
 
     def _wait(self, ld: Load) -> int | None:
         now = self._clock()

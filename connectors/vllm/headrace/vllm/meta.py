@@ -22,10 +22,8 @@ class Step:
 
     pushes: list[Push] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # requests whose load failed and whose blocks are fenced: report them once
+    arrived: bool = False  # this step is the first that may read KV which came meanwhile
     beat: bool = False  # answer in any case, so that the scheduler's half is called after the step
-
-    def __bool__(self) -> bool:
-        return bool(self.pushes or self.failed or self.beat)
 
 
 @dataclass(slots=True)

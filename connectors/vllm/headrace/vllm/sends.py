@@ -26,6 +26,8 @@ DEADLINE_GRACE_S = 2.0  # behind a ticket's deadline, when D's daemon has certai
 class SendClient(Protocol):
     """What Sends wants of headrace.client.Client."""
 
+    @property
+    def ready(self) -> bool: ...
     def present(self, ticket: bytes, peer: str, tokens: int, blocks: Sequence[int], meta: bytes = b"") -> Lease: ...
     def extend(self, lease: Lease, blocks: Sequence[int]) -> None: ...
     def handoff(self, lease: Lease, record: bytes) -> None: ...
@@ -49,14 +51,22 @@ class Send:
     handed: bool = False
     revoked: bool = False
     held: bool = False  # the request has finished; vLLM keeps its blocks until told
+    why: str = ""  # it was revoked
     over: str | None = None  # why; "" when it settled
 
 
 class Sends:
     def __init__(
-        self, client: SendClient, block_tokens: int, clock: Callable[[], float], wall_ms: Callable[[], int], tally: Tally
+        self,
+        client: SendClient,
+        block_tokens: int,
+        clock: Callable[[], float],
+        wall_ms: Callable[[], int],
+        tally: Tally,
+        note: Callable[[str], None],
     ) -> None:
         self._client, self._block_tokens, self._clock, self._wall_ms, self._tally = client, block_tokens, clock, wall_ms, tally
+        self._note = note
         self._sends: dict[str, Send] = {}
         self._by_nonce: dict[bytes, Send] = {}
         self._done: set[str] = set()
@@ -96,6 +106,9 @@ class Sends:
             s = self._sends.get(req)
             if s is None or s.over is not None:
                 continue
+            if not s.revoked:
+                self._tally.fail("preempted")
+                self._note(f"the KV of request {s.req} is not handed over: vLLM preempted it; its decode computes the prompt itself")
             self._revoke(s, "preempted")
             if s.over is None:
                 waits.append(s)
@@ -111,13 +124,19 @@ class Sends:
         s = self._sends.get(req)
         if s is None:
             return False, None
-        if s.over is None and not s.revoked and (aborted or s.complete < self._count(s.tokens)):
-            self._revoke(s, "the client left" if aborted else "the request ended before its prompt was computed")
+        if s.over is None and not s.revoked:
+            if aborted:
+                self._revoke(s, "the client left")
+            elif s.complete < self._count(s.tokens):
+                self._revoke(s, "the request ended before its prompt was computed")
+            elif s.lease is not None and s.lease.ref is None and not self._client.ready:
+                self._tally.fail("no_daemon")  # said at once, so that the router need not find out by waiting
+                self._revoke(s, "there is no node daemon")
         if s.over is not None:
             self._forget(s)
             return False, {"headrace": {"v": VERSION, "state": "failed" if s.over else "settled", "reason": s.over}}
         s.held = True
-        return True, {"headrace": {"v": VERSION, "state": "revoked" if s.revoked else "handed"}}
+        return True, {"headrace": {"v": VERSION, "state": "failed" if s.revoked else "handed", "reason": s.why}}
 
     # what the daemon and the workers say
 
@@ -219,7 +238,7 @@ class Sends:
     def _revoke(self, s: Send, reason: str) -> None:
         if s.revoked:
             return
-        s.revoked = True
+        s.revoked, s.why = True, reason
         if s.lease is None:
             self._end(s, reason)
         else:
@@ -238,6 +257,7 @@ class Sends:
             self._tally.sent(self._count(s.tokens), self._clock() - s.since)
         elif failure:
             self._tally.fail(failure)
+            self._note(f"the KV of request {s.req} was not handed over: {why}")
         if s.held:
             self._done.add(s.req)
             self._forget(s)
