@@ -122,6 +122,11 @@ class Client:
         for link in self._links():
             link.flush()
 
+    def wait_news(self, timeout: float) -> None:
+        """Waits until something came, or for so long. step() gives it."""
+        if not self._events:
+            self._wait(timeout)
+
     def describe(self, about: Mapping[str, object]) -> None:
         """Tells the daemon about the engine, for its status."""
         self._about = dict(about)

@@ -106,6 +106,9 @@ class Daemon:
     def flush(self) -> None:
         return
 
+    def wait_news(self, timeout: float) -> None:
+        self.clock.now += timeout
+
     def step(self) -> Sequence[Event]:
         if self.stopped:
             return []

@@ -25,7 +25,7 @@ from vllm.v1.request import RequestStatus
 
 from headrace import layout
 from headrace.client import Client, Refusal, Unavailable
-from headrace.cuda import Cuda, CudaError, Gpu
+from headrace.cuda import CudaError, Gpu, lend
 from headrace.memory import MemfdPool
 from headrace.vllm import describe
 from headrace.vllm.control import WAIT_S, Control
@@ -206,7 +206,8 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for req in control.sends_for(before):
             control.sends.advance(req, before[req] + scheduled[req], lambda req=req: state.resolve_block_ids(req)[0])  # type: ignore[misc]
-        return StepMetadata(control.step())
+        empty = scheduler_output.total_num_scheduled_tokens == 0 and self._vllm_config.max_concurrent_batches == 1
+        return StepMetadata(control.step(empty=empty))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
@@ -303,13 +304,9 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
     def _lend_gpu(self, client: Client, described: layout.Described) -> Gpu:
         """A GPU's memory goes as it is: NICs read and write it."""
         try:
-            gpu = Cuda().gpu(torch.cuda.current_device())
-            buf = gpu.export(described.address, described.size)
+            return lend(client, torch.cuda.current_device(), described)
         except CudaError as err:
             raise describe.Unfit(f"the GPU's memory cannot be lent, and this connector does not stage it over the host's: {err}") from err
-        client.lend_dmabuf(buf.fd, buf.size, buf.offset, buf.address, described.layout(described.address), device=gpu.bus)
-        buf.close()  # the client has its own
-        return gpu
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._lent

@@ -16,6 +16,7 @@ from headrace.vllm.tally import Tally
 OPENING_S_MAX = 0.002  # a lease's id is waited for so long before a step whose blocks it could push: a daemon answers in 0.1 ms
 OPENING_S_STEP = 0.0001
 ATTACH_S_MAX = 1.0  # how long an idle engine keeps stepping for a daemon that is away: it also delays the engine's own end by that
+NEWS_S_MAX = 0.003  # how long a step without work waits for the daemon's news, rather than to step the workers for nothing
 WAIT_S = 30.0  # how long a decode waits for its prefill, where the ticket lives longer
 
 
@@ -24,6 +25,7 @@ class ControlClient(SendClient, LoadClient, Protocol):
 
     def step(self) -> Sequence[Event]: ...
     def flush(self) -> None: ...
+    def wait_news(self, timeout: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -106,9 +108,12 @@ class Control:
             text = f"the node daemon did not stop reading the blocks of preempted requests {', '.join(late)}"
             self._log("error", f"{text}: look at its log, and restart it if it hangs")
 
-    def step(self) -> Step:
-        """What the workers are to do with the step that was scheduled."""
+    def step(self, *, empty: bool = False) -> Step:
+        """What the workers are to do with the step that was scheduled. empty: there is no work in it, and none before it under way."""
         self.poll()
+        if empty and (self.loads.waiting or self.sends.waiting):
+            self._client.wait_news(NEWS_S_MAX)
+            self.poll()
         if self.sends.opening():
             self._wait_opening()
         pushes = self.sends.pushes()

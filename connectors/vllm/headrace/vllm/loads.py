@@ -235,6 +235,11 @@ class Loads:
         """Whether anything of the daemon's is awaited for a request that vLLM holds."""
         return any(ld.phase in (Phase.BOUND, Phase.LOST) or (ld.phase is Phase.LOADED and not ld.reported) for ld in self._loads.values())
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the daemon's next word is what a request waits for."""
+        return not self._done and any(ld.phase in (Phase.WAITING, Phase.BOUND) for ld in self._loads.values())
+
     def __len__(self) -> int:
         return len(self._loads)
 

@@ -193,6 +193,13 @@ class Sends:
         return bool(self._done) or any(s.held for s in self._sends.values())
 
     @property
+    def waiting(self) -> bool:
+        """Whether the daemon's next word is what vLLM holds blocks for, and nothing is left to be done for it here."""
+        return not self._done and any(
+            s.held and s.over is None and s.ref is not None and s.pushed >= s.complete for s in self._sends.values()
+        )
+
+    @property
     def settling(self) -> bool:
         """Whether blocks of finished requests come back soon: D has bound them."""
         return any(s.held and s.over is None and s.lease is not None and s.lease.bound for s in self._sends.values())

@@ -1,0 +1,166 @@
+"""Both halves of the connector, of a prefill and of a decode, with two daemons between them: everything but vLLM."""
+
+from __future__ import annotations
+
+import base64
+import select
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.client import Client
+from headrace.vllm.control import Control
+from headrace.vllm.meta import Step
+from headrace.vllm.params import Offer, digest
+from headrace.vllm.worker import Member
+from tests.nodes import BLOCK_TOKENS, LIMIT_S, Memory, Node, ticket
+
+PROMPT = Offer(40, digest(range(40), []))
+
+
+class Half:
+    """One engine: its control, one rank, and its cache."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        self.memory = Memory(8)
+        self.client = Client(node.socket, name, ring=False)
+        member = Client(node.socket, f"{name}/0", join=name)
+        member.lend(self.memory.fd, self.memory.size, self.memory.layout)
+        member.wait_ready()
+        self.client.wait_ready()
+        self.said: list[str] = []
+
+        def log(_level: str, text: str) -> None:
+            self.said.append(text)
+
+        self.control = Control(self.client, block_tokens=BLOCK_TOKENS, block_bytes=self.memory.block_bytes, log=log)
+        self.member = Member(member, rank=0, layers=[["layer"]], layer_block_bytes=self.memory.block_bytes, gate=None, log=log)
+        self.sent: set[str] = set()
+        self.received: set[str] = set()
+        self.failed: set[str] = set()
+
+    def step(self, work: Callable[[], None] = lambda: None) -> Step:
+        """A step of the engine; work is its forward pass."""
+        step = self.control.step()
+        self.member.begin(step)
+        work()
+        self.member.layer("layer")
+        self.member.end()
+        sent, received = self.control.answered(self.member.answer(step.beat), step.failed)
+        self.sent |= sent
+        self.received |= received
+        self.failed |= set(step.failed)
+        return step
+
+    def close(self) -> None:
+        self.control.close()
+        self.member.close()
+        self.memory.close()
+
+
+class Pair:
+    def __init__(self, nodes: tuple[Node, Node]) -> None:
+        self.node_p, self.node_d = nodes
+        self.p, self.d = Half(nodes[0], "p"), Half(nodes[1], "d")
+
+    def ask(self, role: str, raw: bytes) -> dict[str, object]:
+        part = {"v": 1, "role": role, "ticket": base64.b64encode(raw).decode(), "deadline_ms": int((time.time() + 60) * 1000)}
+        return {"headrace": part | ({"peer": self.d.client.address} if role == "prefill" else {})}
+
+    def begin(self) -> None:
+        """Both legs at once."""
+        raw = ticket(self.node_p, self.node_d)
+        self.p.control.added("rp", self.ask("prefill", raw), lambda: PROMPT)
+        self.d.control.added("rd", self.ask("decode", raw), lambda: PROMPT)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        limit = time.monotonic() + LIMIT_S
+        while not condition():
+            self.p.step()
+            self.d.step()
+            assert time.monotonic() < limit, (self.p.said, self.d.said)
+            select.select([], [], [], 0.0005)
+
+    def prefill(self, blocks: list[int], computed: int) -> None:
+        """A step of P that computes so much of the prompt."""
+        whole = computed // BLOCK_TOKENS if computed < PROMPT.prompt_tokens else len(blocks)
+        self.p.control.sends.advance("rp", computed, lambda: blocks)
+
+        def forward() -> None:
+            for b in blocks[:whole]:
+                self.p.memory.fill(b, 1)
+
+        self.p.step(forward)
+
+    def close(self) -> None:
+        self.p.close()
+        self.d.close()
+
+
+@pytest.fixture
+def pair(nodes: tuple[Node, Node]) -> Iterator[Pair]:
+    made = Pair(nodes)
+    yield made
+    made.close()
+
+
+def test_chunks_go_while_the_prompt_is_computed_and_the_decode_gets_what_it_lacks(pair: Pair) -> None:
+    pair.begin()
+    d, p = pair.d, pair.p
+    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    pair.prefill([5, 2], 20)
+    got: list[int | None] = []
+
+    def offered() -> bool:
+        got.append(d.control.matched("rd", BLOCK_TOKENS, False))
+        return got[-1] is not None
+
+    pair.until(offered)
+    assert got[-1] == 40 - BLOCK_TOKENS
+    d.control.allocated("rd", 40 - BLOCK_TOKENS, [1, 3, 4], 40, lambda: PROMPT)
+    pair.prefill([5, 2, 7], 40)
+    assert p.control.finished("rp", False)[0]
+    pair.until(lambda: d.received and p.sent)
+    assert d.memory.block(1) == bytes(d.memory.block_bytes), "it is there already, and not sent"
+    assert d.memory.block(3) == p.memory.block(2)
+    assert d.memory.block(4)[: 8 * 256] == p.memory.block(7)[: 8 * 256]
+    assert (p.sent, d.received, d.failed) == ({"rp"}, {"rd"}, set())
+
+
+def test_an_aborted_prefill_frees_both_sides(pair: Pair) -> None:
+    pair.begin()
+    d, p = pair.d, pair.p
+    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    pair.until(lambda: d.control.loads._offers)
+    assert d.control.matched("rd", 0, False) == 40
+    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    hold, _ = p.control.finished("rp", True)
+    pair.until(lambda: d.failed and (p.sent or not hold))
+    assert d.received == set()
+    assert d.control.matched("rd", 0, False) == 0
+
+
+def test_an_aborted_decode_frees_both_sides(pair: Pair) -> None:
+    pair.begin()
+    d, p = pair.d, pair.p
+    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    pair.prefill([5, 2, 7], 40)
+    assert p.control.finished("rp", False)[0]
+    assert d.control.finished("rd", True) == (False, None), "nothing was bound"
+    pair.until(lambda: p.sent)
+
+
+def test_a_killed_daemon_fails_the_load_when_its_process_is_gone(pair: Pair) -> None:
+    pair.begin()
+    d, p = pair.d, pair.p
+    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    pair.until(lambda: d.control.loads._offers)
+    assert d.control.matched("rd", 0, False) == 40
+    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    pair.d.step()
+    pair.node_d.kill()
+    pair.until(lambda: d.failed)
+    p.control.finished("rp", True)
+    pair.until(lambda: not p.control.waiting)
+    assert any("did not arrive" in text for text in d.said)
