@@ -92,9 +92,12 @@ def facts(config: VllmConfig, caches: KVCacheConfig, backends: list[str]) -> dic
 
 def _architecture(model: Any) -> dict[str, Any]:
     """The model's configuration, less where it lies and which library wrote it."""
-    doc: dict[str, Any] = json.loads(json.dumps(model.hf_config.to_dict(), default=str, sort_keys=True))
-    for key in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
-        doc.pop(key, None)
+    aside = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
+
+    def of(value: Any) -> Any:
+        return {k: of(v) for k, v in value.items() if k not in aside} if isinstance(value, dict) else value
+
+    doc: dict[str, Any] = of(json.loads(json.dumps(model.hf_config.to_dict(), default=str, sort_keys=True)))
     return doc
 
 

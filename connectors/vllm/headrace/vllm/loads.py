@@ -149,7 +149,6 @@ class Loads:
         ld.phase = Phase.BOUND
         ld.blocks = tuple(blocks[: -(-ld.tokens // self._block_tokens)])
         self._offers.pop(ld.ask.nonce, None)
-        ld.local = ld.tokens - external
         try:
             ld.lease = self._client.bind(ld.ask.ticket, ld.local, ld.blocks)
         except ValueError as err:  # more blocks than a lease holds, or a ticket that is in use
