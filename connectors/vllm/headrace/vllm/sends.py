@@ -26,8 +26,6 @@ DEADLINE_GRACE_S = 2.0  # behind a ticket's deadline, when D's daemon has certai
 class SendClient(Protocol):
     """What Sends wants of headrace.client.Client."""
 
-    @property
-    def ready(self) -> bool: ...
     def present(self, ticket: bytes, peer: str, tokens: int, blocks: Sequence[int], meta: bytes = b"") -> Lease: ...
     def extend(self, lease: Lease, blocks: Sequence[int]) -> None: ...
     def handoff(self, lease: Lease, record: bytes) -> None: ...
@@ -129,9 +127,6 @@ class Sends:
                 self._revoke(s, "the client left")
             elif s.complete < self._count(s.tokens):
                 self._revoke(s, "the request ended before its prompt was computed")
-            elif s.lease is not None and s.lease.ref is None and not self._client.ready:
-                self._tally.fail("no_daemon")  # said at once, so that the router need not find out by waiting
-                self._revoke(s, "there is no node daemon")
         if s.over is not None:
             self._forget(s)
             return False, {"headrace": {"v": VERSION, "state": "failed" if s.over else "settled", "reason": s.over}}
