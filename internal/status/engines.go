@@ -110,8 +110,23 @@ func (r *Report) printEngines(t io.Writer) {
 			layout += ", opaque"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", w.ID, orDash(w.Engine), w.Dialect, tokens(w.BlockTokens), tokens(w.ContextTokens),
-			numberOrDash(int(w.TensorParallel), w.TensorParallel > 0), lent, leases, orDash(fmt.Sprintf("%.12s", w.Fingerprint)), orDash(w.Events), layout)
+			numberOrDash(int(w.TensorParallel), w.TensorParallel > 0), lent, leases, orDash(fmt.Sprintf("%.12s", w.Fingerprint)), w.events(), layout)
 	}
+}
+
+// events says where KV events are published, and what a router has of them.
+func (w *Worker) events() string {
+	if w.Events == "" || w.Collected == nil || len(w.Collected.Events) == 0 {
+		return orDash(w.Events)
+	}
+	blocks, state := int64(0), ""
+	for _, e := range w.Collected.Events {
+		blocks += e.Blocks
+		if state == "" || state == "following" {
+			state = e.State // the worst is what matters
+		}
+	}
+	return fmt.Sprintf("%s (%s, %d blocks)", w.Events, state, blocks)
 }
 
 func tokens(n uint32) string { return numberOrDash(int(n), n > 0) }

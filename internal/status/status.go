@@ -57,6 +57,10 @@ type Collected struct {
 	Waiting int64   `json:"waiting"`
 	KVUsage float64 `json:"kv_usage"` // 0 to 1, -1 where it is not said
 	Problem string  `json:"problem,omitempty"`
+	Events  []struct {
+		State  string `json:"state"`
+		Blocks int64  `json:"blocks"` // that the engine has, by its KV events
+	} `json:"events,omitempty"`
 }
 
 // WorkerStatus is what is shown of a worker's /status.

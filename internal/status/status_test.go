@@ -65,7 +65,7 @@ func view(t *testing.T) *registry.View {
 			{ID: "odd-0", Addr: serve(t, "no JSON")},
 		},
 		Routers: []registry.Router{{ID: "router-0", Addr: "h:8000"},
-			{ID: "router-1", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":700,"running":5,"waiting":6,"kv_usage":0.424}},{"id":"decode-0","engine":{"age_ms":-1,"stale":true,"kv_usage":-1}}]}`)},
+			{ID: "router-1", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":700,"running":5,"waiting":6,"kv_usage":0.424}},{"id":"vllm-0","engine":{"age_ms":5,"kv_usage":-1,"events":[{"state":"following","blocks":200},{"state":"connecting","blocks":31}]}},{"id":"decode-0","engine":{"age_ms":-1,"stale":true,"kv_usage":-1}}]}`)},
 			{ID: "router-2", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":900,"running":9,"waiting":9,"kv_usage":0.9}},{"id":"dead-0"}]}`)}},
 	}
 }
@@ -80,7 +80,7 @@ func TestGatherAndPrint(t *testing.T) {
 	for _, want := range []string{
 		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2 - 0", "odd-0 none - 5 6 42 % 0", "dead-0 none - - - - 0", "connection refused", "read /status: invalid",
 		"vllm-0 decode m node-0 250/750/-/1000 3 4 25 % 0 - ok", "alone-0 both none - 3 4 25 % 0 - its connector is not with a node daemon", "ill-0 both none - - - - 0 - /health: 404",
-		"vllm-0 vllm 0.32.0 vllm 32 2048 2 2.0 MiB in 2 (memory) 2 0123456789ab h:5 2 layers of 4 KiB, opaque", "alone-0 - vllm - - - - - - - -",
+		"vllm-0 vllm 0.32.0 vllm 32 2048 2 2.0 MiB in 2 (memory) 2 0123456789ab h:5 (connecting, 231 blocks) 2 layers of 4 KiB, opaque", "alone-0 - vllm - - - - - - - -",
 		"node-0 h 2 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +
 			"send staged (runs to 256 B), direct (runs to 64.0 KiB); receive staged (runs to 256 B) another host; fences by windows", "node-0 e target node-1 bound 9 1/4",
 		"node-0 mlx5_0:1 eth0 0000:3b:00.0 1 PF, 1/8 VFs active 200 Gb/s 4096 10.0.0.1 (RoCE v2, index 3) yes IPv4 address 10.0.0.1",

@@ -38,6 +38,9 @@ type Config struct {
 	// Dial connects to a publisher; TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
+	// Sink, when set, takes KV events beside the Collector itself, which keeps account of the blocks that each engine holds.
+	Sink Sink
+
 	Logger *slog.Logger
 }
 
@@ -60,6 +63,9 @@ func (c *Config) setDefaults() (closeIdle func()) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Dial == nil {
+		c.Dial = overTCP
 	}
 	closeIdle = func() {}
 	if c.Fetch == nil {
@@ -171,6 +177,8 @@ type follower struct {
 	looks    atomic.Uint64
 	failures atomic.Uint64
 	problem  atomic.Pointer[string] // of the last look, nil for none
+
+	streams atomic.Pointer[[]*stream] // by rank
 }
 
 func (f *follower) start(running *sync.WaitGroup) {
@@ -182,6 +190,9 @@ func (f *follower) start(running *sync.WaitGroup) {
 			<-f.before.done
 			f.before = nil
 		}
-		f.scrape()
+		var listening sync.WaitGroup
+		defer listening.Wait()
+		f.listen(1, &listening)
+		f.scrape(func(x *Figures) { f.listen(x.Ranks, &listening) })
 	})
 }

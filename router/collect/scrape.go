@@ -90,8 +90,8 @@ func overHTTP() (fetch func(ctx context.Context, addr string) (io.ReadCloser, er
 	}, tr.CloseIdleConnections
 }
 
-// scrape looks at the worker's metrics again and again, until its context ends.
-func (f *follower) scrape() {
+// scrape looks at the worker's metrics again and again, until its context ends, and calls seen with what it saw.
+func (f *follower) scrape(seen func(*Figures)) {
 	// The first looks at a fleet that was found all at once are spread, too.
 	wait := rand.N(f.c.cfg.Interval / 4)
 	for failed := 0; ; {
@@ -104,6 +104,7 @@ func (f *follower) scrape() {
 		}
 		if err := f.look(); err == nil {
 			failed = 0
+			seen(f.figures.Load())
 		} else if f.ctx.Err() == nil {
 			failed++
 		}
@@ -119,7 +120,7 @@ func (f *follower) look() error {
 	own := f.c.cfg.Own(f.w.ID)
 	fig, err := f.read(ctx)
 	if f.ctx.Err() != nil {
-		return err
+		return f.ctx.Err() // whatever came, nobody follows it any more
 	}
 	f.looks.Add(1)
 	if err != nil {

@@ -168,6 +168,23 @@ func TestLooking(t *testing.T) {
 	})
 }
 
+// An answer that comes when nobody follows the worker any more is no answer.
+func TestAnswersThatComeTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c *Collector
+		c = New(Config{Fetch: func(context.Context, string) (io.ReadCloser, error) {
+			c.Follow(nil)
+			return metrics(1)
+		}})
+		defer c.Close()
+		c.Follow([]Worker{{ID: "a"}})
+		time.Sleep(time.Minute)
+		if c.Status("a") != nil {
+			t.Error("it is still known")
+		}
+	})
+}
+
 func TestLargeFleetsAreAskedLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looks atomic.Int64
