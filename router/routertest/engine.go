@@ -46,7 +46,8 @@ type Engine struct {
 	active  atomic.Int64
 	calls   atomic.Int64
 	probed  atomic.Int64
-	stopped atomic.Bool
+	stopped atomic.Bool   // it answers nothing
+	quit    chan struct{} // closed by Stop
 	mu      sync.Mutex
 	last    []*EngineCall
 }
@@ -73,7 +74,7 @@ func (e *Engine) Start() error {
 	if err != nil {
 		return err
 	}
-	e.Addr = ln.Addr().String()
+	e.Addr, e.quit = ln.Addr().String(), make(chan struct{})
 	e.srv = &http.Server{Handler: http.HandlerFunc(e.handle)}
 	e.wg.Go(func() { _ = e.srv.Serve(ln) })
 	return nil
@@ -82,6 +83,7 @@ func (e *Engine) Start() error {
 // Stop kills the engine.
 func (e *Engine) Stop() {
 	_ = e.srv.Close()
+	close(e.quit)
 	e.wg.Wait()
 }
 

@@ -46,6 +46,7 @@ func (c *EngineCall) pushPrefill() error {
 		select {
 		case <-l.settled:
 		case <-l.ended:
+		case <-e.quit:
 		}
 		e.Cluster.hold(-blocksPerLease)
 	})
