@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -233,6 +234,25 @@ func TestSilence(t *testing.T) {
 					t.Fatalf("got %+v after %s", out, took)
 				}
 			})
+		})
+	}
+}
+
+// recalls counts what is recalled.
+type recalls struct{ n atomic.Int32 }
+
+func (r *recalls) Recall(string, []byte) { r.n.Add(1) }
+
+// TestPrefilledInVain: decode is not left waiting for KV cache that prefill knows will not come, and may go on without.
+func TestPrefilledInVain(t *testing.T) {
+	for state, want := range map[string]int32{"failed": 1, "settled": 0, "handed": 0} {
+		answer := fmt.Sprintf(`{"kv_transfer_params":{"headrace":{"v":1,"state":%q,"reason":"x"}}}`, state)
+		play(t, true, well, after(time.Second, answer), speaks(2*time.Second), func(t *testing.T, s *scene) {
+			v := &VLLM{Client: s.client, Probes: s.probes, Key: []byte("0123456789abcdef0123456789abcdef"), Recaller: &recalls{}}
+			out := v.Run(context.Background(), s.a, &tape{})
+			if n := v.Recaller.(*recalls).n.Load(); out.Result != Finished || n != want {
+				t.Errorf("%s: got %+v, %d recalled", state, out, n)
+			}
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/upstream"
 )
@@ -45,7 +47,13 @@ func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 	if err != nil {
 		return unminted(d, err)
 	}
-	r.prefilled = func([]byte) *Outcome { return nil } // what it sampled is of no use
+	r.prefilled = func(answer []byte) *Outcome { // what it sampled is of no use
+		if v.Recaller != nil && gjson.GetBytes(answer, "kv_transfer_params.headrace.state").String() == "failed" {
+			// Its KV cache will not come. Unless decode knows, having refused it because it needs none, it computes the prompt now.
+			v.Recaller.Recall(d.Decode.NodeData, ticket)
+		}
+		return nil
+	}
 	r.answer = r.open(d.Decode, roleDecode, a.Request.Body.With(withParams("", headraceParams(roleDecode, ticket, "", a.Request.Deadline))))
 	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, headraceParams(rolePrefill, ticket, d.Decode.NodeData, a.Request.Deadline)))
 	defer func() {
