@@ -23,7 +23,7 @@ const (
 	// EventSettled (to both): everything landed and the record arrived. D gets Record. P's blocks are no longer read.
 	EventSettled
 	// EventEnded (to both): revoked, expired or failed, with Reason and State. Sent only after the local fence holds, so
-	// that the blocks may be reused.
+	// that the blocks may be reused. With Lease 0 (to D): the ticket was recalled, and nobody will present it any more.
 	EventEnded
 	// EventRefused (to P): D, or its daemon, did not take the ticket, with Reason.
 	EventRefused

@@ -177,3 +177,20 @@ func TestPresentWaitsUntilTheDeadline(t *testing.T) {
 		}
 	})
 }
+
+// An engine waits for a ticket that is recalled before anybody presented it: it is told that nobody will.
+func TestRecallBeforePresented(t *testing.T) {
+	pair := transporttest.NewPair(t, tcpFactory, transporttest.Options{})
+	c, err := recall.New(recall.Config{ClusterKey: transporttest.Key, Name: "router"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	tk, raw := pair.Ticket(time.Minute)
+	if got, err := c.Recall(t.Context(), pair.Addr, "gave up", raw); err != nil || len(got) != 1 || got[0] != recall.Remembered {
+		t.Errorf("recall: %v %v", got, err)
+	}
+	if ev := pair.D.End(t, tk.Nonce); ev.Kind != transfer.EventEnded || ev.Lease != 0 || !strings.Contains(ev.Reason, "gave up") {
+		t.Errorf("D hears %v of lease %d: %q", ev.Kind, ev.Lease, ev.Reason)
+	}
+}

@@ -68,6 +68,9 @@ func (e *Engine) recall(raw []byte, reason string) recall.Verdict {
 		if e.unpark(reason, func(p *parked) bool { return p.nonce == t.Nonce }) > 0 {
 			return recall.Revoked
 		}
+		if client := e.client(t.DEngine); client != nil { // it may have been given the ticket, and wait for P
+			client.emit(Event{Kind: EventEnded, State: LeaseRevoked, Nonce: t.Nonce, Reason: reason})
+		}
 		return recall.Remembered
 	}
 	if l := e.presentedHere(&t); l != nil {
