@@ -168,7 +168,8 @@ func TestRailsLatePackets(t *testing.T) {
 		}
 		c, by := rails(m[0])
 		t.Logf("lanes failed on the rail: %d, pieces at the other end that had landed before: %d", by["rxe0"].LanesFailed, m[1].Status().Totals.PiecesDuplicate)
-		if c.Fallbacks != 0 || by["rxe0"].LanesFailed == 0 {
+		// The other rail carries meanwhile, and TCP only if soft RoCE fails that one's lane of its own accord.
+		if c.Fallbacks > by["rxe1"].LanesFailed || by["rxe0"].LanesFailed == 0 {
 			t.Errorf("channel: %+v", c)
 		}
 	})
