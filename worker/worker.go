@@ -22,6 +22,7 @@ import (
 	"github.com/headrace/headrace/worker/api"
 	"github.com/headrace/headrace/worker/chat"
 	"github.com/headrace/headrace/worker/engine"
+	"github.com/headrace/headrace/worker/kvevents"
 	"github.com/headrace/headrace/worker/model"
 	"github.com/headrace/headrace/worker/tokenizer"
 )
@@ -41,7 +42,9 @@ type Config struct {
 	TensorParallel int    // ranks the key heads are divided over, each with memory of its own (1)
 	BatchTokens    int    // 128
 	BodyMax        int64  // of a request, bytes (32 MiB and a little, what the router lets through)
-	Logger         *slog.Logger
+	// Events and EventsReplay are where KV events are published and replayed (nil: they are not). Both or none; Run closes them.
+	Events, EventsReplay net.Listener
+	Logger               *slog.Logger
 
 	// OnReady is called once, when requests are served. OnNode is called whenever the daemon came or went (nil).
 	OnReady func(Info)
@@ -109,7 +112,8 @@ type worker struct {
 	tok    *tokenizer.Tokenizer
 	tmpl   *chat.Template
 	cache  *model.Cache
-	memory []*memfd.Memory // one a tensor-parallel rank
+	memory []*memfd.Memory     // one a tensor-parallel rank
+	events *kvevents.Publisher // nil for none
 	engine *engine.Engine
 }
 
@@ -157,10 +161,15 @@ func (w *worker) open() error {
 		Context: min(w.model.Context, w.cache.Blocks*w.cache.BlockTokens), Vocab: w.model.Vocab,
 		EndTokens: w.tok.EndTokens(), BlockTokens: w.cache.BlockTokens, Blocks: w.cache.Blocks,
 	}
-	w.engine, err = engine.New(engine.Config{
+	cfg := engine.Config{
 		Model: w.model, Info: info, Role: w.cfg.Role, Cache: w.cache,
 		BatchTokens: w.cfg.BatchTokens, Logger: w.cfg.Logger,
-	})
+	}
+	if w.cfg.Events != nil {
+		w.events = kvevents.New(w.cfg.Events, w.cfg.EventsReplay, w.cache.BlockTokens, w.cfg.Logger)
+		cfg.Events = w.events
+	}
+	w.engine, err = engine.New(cfg)
 	return err
 }
 
@@ -277,6 +286,9 @@ func (w *worker) close() error {
 	var errs []error
 	if w.engine != nil {
 		w.engine.Close()
+	}
+	if w.events != nil {
+		errs = append(errs, w.events.Close())
 	}
 	for _, m := range w.memory {
 		errs = append(errs, m.Close())

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -26,6 +27,7 @@ func (a *app) worker() *cobra.Command {
 		kvMemory  config.Size
 		maxBody   config.Size
 		advertise string
+		events    [2]string
 	)
 	cmd := &cobra.Command{
 		Use:   "worker",
@@ -48,6 +50,8 @@ func (a *app) worker() *cobra.Command {
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	fs.IntVar(&cfg.BlockTokens, "block-tokens", 0, "tokens of a KV block (default 16)")
 	fs.IntVar(&cfg.TensorParallel, "tensor-parallel", 0, "ranks that share the KV heads, each with memory of its own (default 1)")
+	fs.StringVar(&events[0], "kv-events", "", "`address` on which what the KV cache holds is published, over ZeroMQ as vLLM does (default: nowhere)")
+	fs.StringVar(&events[1], "kv-events-replay", "", "`address` that replays the last 10,000 batches of it (default: any port of --kv-events' host)")
 	fs.IntVar(&cfg.BatchTokens, "batch-tokens", 0, "tokens computed in a step (default 128)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if cfg.Logger, err = a.logger(); err != nil {
@@ -70,6 +74,9 @@ func (a *app) worker() *cobra.Command {
 			return err
 		}
 		defer cfg.Listener.Close()
+		if err := listenEvents(&cfg, events); err != nil {
+			return err
+		}
 		cfg.ID = defaultID(p.id, "worker", cfg.Listener.Addr().String())
 		cfg.KVBytes = uint64(kvMemory)
 		if cfg.BodyMax = int64(maxBody); cfg.BodyMax > 0 {
@@ -82,6 +89,38 @@ func (a *app) worker() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// listenEvents opens where KV events are published and replayed.
+func listenEvents(cfg *worker.Config, addrs [2]string) error {
+	if addrs[0] == "" {
+		if addrs[1] != "" {
+			return config.Misused(errors.New("--kv-events-replay is of no use without --kv-events"))
+		}
+		return nil
+	}
+	var err error
+	if cfg.Events, err = listenTCP(addrs[0]); err != nil {
+		return err
+	}
+	if addrs[1] == "" {
+		host, _, _ := net.SplitHostPort(cfg.Events.Addr().String())
+		addrs[1] = net.JoinHostPort(host, "0")
+	}
+	if cfg.EventsReplay, err = listenTCP(addrs[1]); err != nil {
+		return errors.Join(err, cfg.Events.Close())
+	}
+	return nil
+}
+
+// reachable is an address that we listen on as others reach it: at the host of another one of ours, if it is on all.
+func reachable(a net.Addr, ours string) string {
+	host, port, err := net.SplitHostPort(a.String())
+	if ip := net.ParseIP(host); err != nil || ip != nil && !ip.IsUnspecified() {
+		return a.String()
+	}
+	host, _, _ = net.SplitHostPort(ours)
+	return net.JoinHostPort(host, port)
 }
 
 // workerListing keeps a worker's entry: what it is is known once the model is loaded, its daemon comes and goes.
@@ -101,6 +140,9 @@ func (l *workerListing) onReady(i worker.Info) {
 	e := &l.entry
 	if e.Addr == "" {
 		e.Addr = i.Addr
+	}
+	if l.cfg.Events != nil {
+		e.Events, e.EventsReplay = reachable(l.cfg.Events.Addr(), e.Addr), reachable(l.cfg.EventsReplay.Addr(), e.Addr)
 	}
 	e.Model, e.Fingerprint = i.Model, hex.EncodeToString(i.Fingerprint[:])
 	e.BlockTokens, e.Blocks, e.ContextTokens = uint32(i.BlockTokens), uint32(i.Blocks), uint32(i.Context)

@@ -33,7 +33,12 @@ type Config struct {
 	SeqsMax        int          // requests that hold blocks at once (64)
 	WaitingMax     int          // requests that wait (1024)
 	UnboundPercent int          // share of the cache that reserved-but-empty or finished-but-unbound blocks may take (50)
-	Logger         *slog.Logger
+	// Events, when set, is told of the cache's contents, and flushed once a step.
+	Events interface {
+		kv.Watcher
+		Flush()
+	}
+	Logger *slog.Logger
 }
 
 func (c *Config) defaults() {
@@ -113,6 +118,9 @@ func New(cfg Config) (*Engine, error) {
 		closed:    map[nonce]time.Time{},
 		quit:      make(chan struct{}),
 		samplers:  make([]sample.Sampler, max(1, runtime.GOMAXPROCS(0))),
+	}
+	if cfg.Events != nil {
+		pool.Watch(cfg.Events)
 	}
 	e.ctx, e.cancelAll = context.WithCancel(context.Background())
 	e.link = newLink(e)
@@ -204,6 +212,9 @@ func (e *Engine) loop() {
 		batch := e.schedule()
 		e.link.retire()
 		e.publish()
+		if e.cfg.Events != nil {
+			e.cfg.Events.Flush()
+		}
 		if len(batch) > 0 {
 			e.step(batch)
 			continue

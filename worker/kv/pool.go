@@ -44,7 +44,24 @@ type Pool struct {
 	cached      int
 	index       map[key]uint32
 	nextContent ContentID
+	watcher     Watcher
 }
+
+// Watcher is told what can be found in the cache and what no longer can. It must not call the Pool.
+type Watcher interface {
+	// Stored: a block holds content, tokens behind those of parent. The tokens are good during the call only.
+	Stored(id, parent ContentID, tokens []int32)
+	// Removed: the block with that content has another use now.
+	Removed(id ContentID)
+}
+
+type nobody struct{}
+
+func (nobody) Stored(ContentID, ContentID, []int32) {}
+func (nobody) Removed(ContentID)                    {}
+
+// Watch makes w the pool's watcher, from now on.
+func (p *Pool) Watch(w Watcher) { p.watcher = w }
 
 // NewPool makes a pool of n free blocks of blockTokens tokens each.
 func NewPool(n, blockTokens int) (*Pool, error) {
@@ -56,6 +73,7 @@ func NewPool(n, blockTokens int) (*Pool, error) {
 		blocks:      make([]entry, n+1),
 		index:       make(map[key]uint32, n),
 		nextContent: Root + 1,
+		watcher:     nobody{},
 	}
 	head := uint32(n)
 	p.blocks[head].prev, p.blocks[head].next = head, head
@@ -134,6 +152,7 @@ func (p *Pool) Commit(b uint32, parent ContentID, tokens []int32) ContentID {
 	p.nextContent++
 	e.tokens = append(e.tokens[:0], tokens...)
 	p.index[k] = b
+	p.watcher.Stored(e.content, parent, e.tokens)
 	return e.content
 }
 
@@ -201,6 +220,7 @@ func (p *Pool) forget(b uint32) {
 	if e.refs == 0 {
 		p.cached--
 	}
+	p.watcher.Removed(e.content)
 	e.content, e.parent = 0, 0
 	e.tokens = e.tokens[:0]
 }
