@@ -124,9 +124,10 @@ func (f *follower) look() error {
 	}
 	f.looks.Add(1)
 	if err != nil {
-		f.failures.Add(1)
 		text := err.Error()
-		if old := f.problem.Swap(&text); old == nil {
+		old := f.problem.Swap(&text)
+		f.failures.Add(1) // behind the problem: whoever sees it counted can read what it was
+		if old == nil {
 			f.c.cfg.Logger.Info("read a worker's metrics", "worker", f.w.ID, "err", err)
 		}
 		return err
