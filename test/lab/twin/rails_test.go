@@ -194,12 +194,14 @@ func TestRailsSlow(t *testing.T) {
 			t.Logf("%s: %.1f MB/s, piece %.0f ms", name, after[name].SpeedBps/1e6, after[name].PieceMicros/1e3)
 		}
 		m[0].Do("clean")
-		if share > 0.35 {
-			t.Errorf("the slow rail carried %.2f", share)
+		// On a busy machine the other rail is hardly faster: then the slow one's share is what its speed is worth.
+		worth := after["rxe0"].SpeedBps / max(after["rxe0"].SpeedBps+after["rxe1"].SpeedBps, 1)
+		if share > max(0.35, worth+0.1) {
+			t.Errorf("the slow rail carried %.2f, by their speeds it is worth %.2f", share, worth)
 		}
-		// If the slow rail took its half, that alone would take this long.
-		if half := time.Duration(float64(bytes) / 2 / 5e6 * float64(time.Second)); slow > half {
-			t.Errorf("a lease took %v, half of it over the slow rail alone would take %v", slow, half)
+		// If the slow rail took its half, that alone would take this long; without it the other one would take twice as long as both.
+		if half := time.Duration(float64(bytes) / 2 / 5e6 * float64(time.Second)); slow > max(half, 2*even) {
+			t.Errorf("a lease took %v, half of it over the slow rail alone would take %v, and all over the other one %v", slow, half, 2*even)
 		}
 	})
 }
