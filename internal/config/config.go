@@ -53,8 +53,8 @@ func Apply(flags *pflag.FlagSet, src Source) error {
 			return
 		}
 		for _, key := range []string{src.Section + "." + f.Name, f.Name} {
-			if !file.Exists(key) {
-				continue
+			if _, section := file.Get(key).(map[string]any); section || !file.Exists(key) {
+				continue // a section is named as its subcommand, which may be a flag of another one too
 			}
 			for _, value := range texts(file, key, f.Value.Type()) {
 				if err := flags.Set(f.Name, value); err != nil {

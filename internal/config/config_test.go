@@ -43,6 +43,7 @@ node:
 	dir := fs.String("data-dir", "default", "")
 	env := fs.StringArray("env", nil, "")
 	untouched := fs.String("other", "default", "")
+	node := fs.String("node", "default", "") // also the name of a section
 	memory := Size(1)
 	fs.Var(&memory, "kv-memory", "")
 	if err := fs.Parse([]string{"--listen", "flag"}); err != nil {
@@ -53,8 +54,8 @@ node:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *listen != "flag" || *dir != "env" || *threads != 4 || strings.Join(*etcd, " ") != "a:1 b:2" || memory != 1<<30 || *untouched != "default" || strings.Join(*env, " ") != "A=1,2 B=3" {
-		t.Errorf("listen %q data-dir %q threads %d etcd %q kv-memory %d other %q env %q", *listen, *dir, *threads, *etcd, memory, *untouched, *env)
+	if *listen != "flag" || *dir != "env" || *threads != 4 || strings.Join(*etcd, " ") != "a:1 b:2" || memory != 1<<30 || *untouched != "default" || *node != "default" || strings.Join(*env, " ") != "A=1,2 B=3" {
+		t.Errorf("listen %q data-dir %q threads %d etcd %q kv-memory %d other %q node %q env %q", *listen, *dir, *threads, *etcd, memory, *untouched, *node, *env)
 	}
 }
 
