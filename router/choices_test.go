@@ -156,7 +156,7 @@ func TestChoiceFaults(t *testing.T) {
 							t.Errorf("choice %d was dispatched %d times", i, calls[i])
 						}
 					}
-					if !once.Taken() {
+					if !once.Within(patience) {
 						t.Error("the fault did not happen")
 					}
 				})

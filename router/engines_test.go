@@ -278,7 +278,7 @@ func TestEngineFaults(t *testing.T) {
 				} else {
 					a.wantWhole(t, q)
 				}
-				if !once.Taken() {
+				if !once.Within(patience) {
 					t.Error("the fault did not happen")
 				}
 				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {
@@ -328,7 +328,7 @@ func TestNixlFaults(t *testing.T) {
 				} else {
 					a.wantWhole(t, q)
 				}
-				if !once.Taken() {
+				if !once.Within(patience) {
 					t.Error("the fault did not happen")
 				}
 				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {

@@ -134,7 +134,7 @@ func TestFaults(t *testing.T) {
 						h := startParallel(t, func(c *Config) { c.Upstream.SilenceTimeout = time.Second }, ws...) // many at once are slow
 						q := ask{n: 9, stream: stream, usage: stream}
 						h.do(q).wantWhole(t, q)
-						if !once.Taken() {
+						if !once.Within(patience) {
 							t.Error("the fault did not happen")
 						}
 					})
