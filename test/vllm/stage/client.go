@@ -69,8 +69,8 @@ func (r Request) body() (path string, body []byte) {
 	return path, body
 }
 
-// requests goes without a limit of its own: contexts have one.
-var requests = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+// requests goes without a limit of its own: contexts have one. vLLM's server closes connections that were idle for 5 s.
+var requests = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true, IdleConnTimeout: 3 * time.Second}}
 
 // Ask sends a request and waits for the end of the answer.
 func Ask(ctx context.Context, base string, r Request) *Answer { return AskWith(ctx, base, r, nil) }

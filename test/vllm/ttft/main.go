@@ -1,10 +1,13 @@
-// Ttft measures the time to the first token of a streamed completion, in one run and by turns: of one aggregated vLLM, of a
-// prefill and a decode vLLM behind Headrace's router, and of the same with vLLM's own NixlConnector behind that router.
+// Ttft measures the time to the first token of a streamed completion, at the client, in one run and by turns: of one
+// aggregated vLLM, of a prefill and a decode vLLM behind Headrace's router, and of the same with vLLM's own NixlConnector
+// behind that router.
 //
 //	make vllm-ttft ARGS="-rounds 12 -lengths 100,500,1000,1900"
 //
-// All engines are up for the whole run, and those that are not asked are idle. Every engine has one thread. NIXL's progress
-// thread runs with the pause that is printed: as NIXL ships it, an idle engine takes a core.
+// All engines are up for the whole run, one thread each, and one is asked at a time: in a new order each time, and behind
+// a pause, because each process of a vLLM's looks for work without rest for a second behind every step, which would be a
+// load on whoever is asked next. NIXL's progress thread runs with the pause that is printed: as NIXL ships it, an idle
+// engine takes a core. Every request of our pair must have moved its KV, or the run fails.
 package main
 
 import (
@@ -12,9 +15,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,11 +27,14 @@ import (
 
 // kind is a way to serve.
 type kind struct {
-	name  string
-	ready func(context.Context) error
-	url   func() string
-	times map[int][]time.Duration
-	fails map[int]int
+	name    string
+	ready   func(context.Context) error
+	url     func() string
+	cluster *stage.Cluster // nil for one engine
+	times   map[int][]time.Duration
+	fails   map[int]int
+	phases  map[int]*phases
+	moved   uint64 // transfers before the first request that counts
 }
 
 type options struct {
@@ -36,8 +42,10 @@ type options struct {
 	lengths []int
 	delayUS int
 	stall   time.Duration
+	pause   time.Duration
 	kinds   string
 	model   string
+	phases  bool
 }
 
 func main() {
@@ -45,12 +53,14 @@ func main() {
 	defer stop()
 	var o options
 	var lengths string
-	flag.IntVar(&o.rounds, "rounds", 10, "how often each length is asked for, of each kind by turns")
-	flag.StringVar(&lengths, "lengths", "100,300,600,1000,1400,1900", "prompt lengths in tokens")
+	flag.IntVar(&o.rounds, "rounds", 15, "how often each length is asked for, of each kind")
+	flag.StringVar(&lengths, "lengths", "5,32,100,300,600,1000,1400,1900", "prompt lengths in tokens")
 	flag.IntVar(&o.delayUS, "nixl-delay-us", 200, "pause of NIXL's progress thread; 0 is NIXL's own choice, which takes a core in every engine")
-	flag.DurationVar(&o.stall, "stall", 500*time.Millisecond, "an answer so much above the median of its kind and length counts as a stall, apart")
+	flag.DurationVar(&o.stall, "stall", 200*time.Millisecond, "an answer so much, or a quarter, above the lower quartile of its kind and length, whichever is more, is a stall")
+	flag.DurationVar(&o.pause, "pause", 1300*time.Millisecond, "rest before each request, more than the second for which vLLM's processes look for work")
 	flag.StringVar(&o.kinds, "kinds", "aggregated,headrace,nixl", "what to measure")
 	flag.StringVar(&o.model, "model", "tiny", "tiny or smollm2")
+	flag.BoolVar(&o.phases, "phases", false, "show where the time goes, by the engines' own metrics")
 	flag.Parse()
 	if err := run(ctx, &o, lengths); err != nil {
 		fmt.Fprintln(os.Stderr, "ttft:", err)
@@ -65,6 +75,9 @@ func run(ctx context.Context, o *options, lengths string) (err error) {
 			return fmt.Errorf("-lengths %q: use numbers from 1 to %d", lengths, stage.ContextTokens-16)
 		}
 		o.lengths = append(o.lengths, n)
+	}
+	if o.rounds < 1 {
+		return fmt.Errorf("-rounds %d: use 1 or more", o.rounds)
 	}
 	env, err := stage.Find()
 	if err != nil {
@@ -90,26 +103,27 @@ func run(ctx context.Context, o *options, lengths string) (err error) {
 	if err := measure(ctx, o, kinds); err != nil {
 		return err
 	}
-	report(o, kinds)
-	return nil
+	report(os.Stdout, o, kinds)
+	return moved(ctx, o, kinds)
 }
 
 // start starts what is to be measured, all at once.
 func start(s *stage.Stage, o *options) (kinds []*kind, closeAll func(), err error) {
-	var clusters []*stage.Cluster
 	closeAll = func() {
-		for _, c := range clusters {
-			c.Close()
+		for _, k := range kinds {
+			if k.cluster != nil {
+				k.cluster.Close()
+			}
 		}
 	}
 	common := stage.Config{Model: o.model}
 	for name := range strings.SplitSeq(o.kinds, ",") {
-		k := &kind{name: name, times: map[int][]time.Duration{}, fails: map[int]int{}}
+		k := &kind{name: name, times: map[int][]time.Duration{}, fails: map[int]int{}, phases: map[int]*phases{}}
 		switch name {
 		case "aggregated":
 			e, err := s.Plain(common)
 			if err != nil {
-				return nil, closeAll, err
+				return kinds, closeAll, err
 			}
 			k.ready, k.url = e.Ready, e.URL
 		case "headrace", "nixl":
@@ -117,38 +131,54 @@ func start(s *stage.Stage, o *options) (kinds []*kind, closeAll func(), err erro
 			if name == "nixl" {
 				up.Engine, up.NixlDelayUS = "vllm-nixl", o.delayUS
 			}
-			c, err := s.Up(up)
-			if err != nil {
-				return nil, closeAll, err
+			if k.cluster, err = s.Up(up); err != nil {
+				return kinds, closeAll, err
 			}
-			clusters = append(clusters, c)
-			k.ready, k.url = c.Ready, c.URL
+			k.ready, k.url = k.cluster.Ready, k.cluster.URL
 		default:
-			return nil, closeAll, fmt.Errorf("-kinds %q: use aggregated, headrace, nixl", o.kinds)
+			return kinds, closeAll, fmt.Errorf("-kinds %q: use aggregated, headrace, nixl", o.kinds)
 		}
 		kinds = append(kinds, k)
 	}
 	return kinds, closeAll, nil
 }
 
-// measure asks for every length of every kind by turns; the first round warms up and is not counted.
+// measure asks for every length of every kind; the first round warms up and is not counted.
 func measure(ctx context.Context, o *options, kinds []*kind) error {
+	order := rand.New(rand.NewPCG(1, 2))
 	for round := range o.rounds + 1 {
+		if round == 1 {
+			if err := begin(ctx, kinds); err != nil {
+				return err
+			}
+		}
 		for i, n := range o.lengths {
-			for j := range kinds {
-				k := kinds[(j+round)%len(kinds)] // nobody is always behind the same one
+			for _, j := range order.Perm(len(kinds)) {
+				k := kinds[j]
 				r := stage.Request{Model: o.model, Prompt: stage.Prompt(1000*round+i, n), MaxTokens: 4, Stream: true}
-				a := stage.Ask(ctx, k.url(), r)
-				if ctx.Err() != nil {
+				select {
+				case <-time.After(o.pause):
+				case <-ctx.Done():
 					return ctx.Err()
 				}
+				before, err := k.sums(ctx, o.phases)
+				if err != nil {
+					return err
+				}
+				a := stage.Ask(ctx, k.url(), r)
 				switch {
+				case ctx.Err() != nil:
+					return ctx.Err()
 				case a.Err != nil && round == 0:
 					return fmt.Errorf("%s, %d tokens: %w", k.name, n, a.Err)
 				case a.Err != nil:
 					k.fails[n]++
+					fmt.Printf("round %d, %s, %d tokens: %v\n", round, k.name, n, a.Err)
 				case round > 0:
 					k.times[n] = append(k.times[n], a.First)
+					if err := k.add(ctx, o.phases, n, before); err != nil {
+						return err
+					}
 				}
 			}
 		}
@@ -156,46 +186,37 @@ func measure(ctx context.Context, o *options, kinds []*kind) error {
 	return nil
 }
 
-func report(o *options, kinds []*kind) {
-	fmt.Printf("\ntime to the first token, %d rounds by turns; the rest of the engines idle; NIXL's progress thread pauses %d us\n", o.rounds, o.delayUS)
-	fmt.Printf("stalls are answers more than %s above the median of their kind and length, and are left out of max\n\n", o.stall)
-	fmt.Printf("%8s", "tokens")
+// begin reads how many transfers the warming up took.
+func begin(ctx context.Context, kinds []*kind) (err error) {
 	for _, k := range kinds {
-		fmt.Printf("  %28s", k.name+" ms (max; stalls)")
-	}
-	fmt.Println()
-	for _, n := range o.lengths {
-		fmt.Printf("%8d", n)
-		for _, k := range kinds {
-			fmt.Printf("  %28s", k.cell(n, o.stall))
+		if k.cluster != nil {
+			if k.moved, err = k.cluster.Moved(ctx); err != nil {
+				return err
+			}
 		}
-		fmt.Println()
 	}
+	return nil
 }
 
-func (k *kind) cell(n int, stall time.Duration) string {
-	t := k.times[n]
-	if len(t) == 0 {
-		return fmt.Sprintf("no answer in %d", k.fails[n])
-	}
-	slices.Sort(t)
-	median := t[len(t)/2]
-	largest, stalls, worst := median, 0, time.Duration(0)
-	for _, d := range t {
-		if d > median+stall {
-			stalls++
-			worst = max(worst, d)
-		} else {
-			largest = max(largest, d)
+// moved fails where a pair's answers came without KV having moved: that would be another measurement.
+func moved(ctx context.Context, o *options, kinds []*kind) error {
+	var errs []error
+	for _, k := range kinds {
+		if k.cluster == nil {
+			continue
+		}
+		asked := uint64(o.rounds * len(o.lengths))
+		var n uint64
+		err := stage.Poll(ctx, 5*time.Second, func() (err error) { // an engine counts when it steps
+			if n, err = k.cluster.Moved(ctx); err == nil && n-k.moved < asked {
+				err = fmt.Errorf("%s: KV moved for %d of %d requests", k.name, n-k.moved, asked)
+			}
+			return err
+		})
+		fmt.Printf("%s: KV moved for %d of %d requests\n", k.name, n-k.moved, asked)
+		if k.name != "nixl" { // what that one does not move is its own affair
+			errs = append(errs, err)
 		}
 	}
-	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-	text := fmt.Sprintf("%.0f (%.0f; %d", ms(median), ms(largest), stalls)
-	if stalls > 0 {
-		text += fmt.Sprintf(" to %.0f", ms(worst))
-	}
-	if k.fails[n] > 0 {
-		text += fmt.Sprintf("; %d failed", k.fails[n])
-	}
-	return text + ")"
+	return errors.Join(errs...)
 }
