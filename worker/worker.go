@@ -15,12 +15,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/headrace/headrace/internal/chat"
 	"github.com/headrace/headrace/internal/hostmem"
 	"github.com/headrace/headrace/internal/memfd"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/nodeclient"
 	"github.com/headrace/headrace/worker/api"
-	"github.com/headrace/headrace/worker/chat"
 	"github.com/headrace/headrace/worker/engine"
 	"github.com/headrace/headrace/worker/kvevents"
 	"github.com/headrace/headrace/worker/model"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
 

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/headrace/headrace/internal/config"
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
 

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/chat"
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/internal/openai/openaitest"
-	"github.com/headrace/headrace/worker/chat"
 )
 
 func TestWholeChat(t *testing.T) {

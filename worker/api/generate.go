@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/headrace/headrace/internal/chat"
 	"github.com/headrace/headrace/internal/openai"
-	"github.com/headrace/headrace/worker/chat"
 	"github.com/headrace/headrace/worker/tokenizer"
 )
 

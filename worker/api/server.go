@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/internal/chat"
 	"github.com/headrace/headrace/internal/openai"
-	"github.com/headrace/headrace/worker/chat"
 	"github.com/headrace/headrace/worker/tokenizer"
 )
 

@@ -4,7 +4,7 @@ import (
 	"math"
 	"unsafe"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 )
 
 // generic is the plain Go implementation: the specification of the others, and slow.

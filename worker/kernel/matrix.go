@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 )
 
 // Matrix is a weight matrix: Rows outputs of Cols inputs each, in the bytes of the file.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 )
 
 // Config is the shape of a model.

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
 

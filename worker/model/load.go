@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/kernel"
 )
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/kernel"
 	"github.com/headrace/headrace/worker/tinymodel"
 )

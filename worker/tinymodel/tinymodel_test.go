@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/model"
 	"github.com/headrace/headrace/worker/sample"
 )

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 )
 
 type golden struct {

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strconv"
 
-	"github.com/headrace/headrace/worker/gguf"
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
 

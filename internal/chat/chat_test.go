@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/gguf"
 	"github.com/headrace/headrace/internal/openai"
-	"github.com/headrace/headrace/worker/gguf"
 )
 
 type goldenFile struct {
