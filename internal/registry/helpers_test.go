@@ -8,10 +8,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/leaktest"
 )
 
 // patience bounds every wait of these tests; none of them waits that long when things are right.
@@ -28,12 +29,7 @@ func TestMain(m *testing.M) {
 		serve(dir, os.Getenv(envServeAddr))
 		return
 	}
-	code := m.Run()
-	if leaked := leaks(); leaked != "" && code == 0 {
-		fmt.Fprintln(os.Stderr, "goroutines left behind:\n"+leaked)
-		code = 1
-	}
-	os.Exit(code)
+	leaktest.Main(m, []string{"headrace/internal/registry.", "etcd/client/v3.", "etcdserver."})
 }
 
 func serve(dir, addr string) {
@@ -45,24 +41,6 @@ func serve(dir, addr string) {
 	fmt.Println("ready", e.Addr())
 	_, _ = io.Copy(io.Discard, os.Stdin) // the test's end closes it
 	_ = e.Close()
-}
-
-// leaks waits for this package's and etcd's goroutines to end and returns the stacks of those that do not.
-func leaks() string {
-	var left []string
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		left = left[:0]
-		buf := make([]byte, 4<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			ours := strings.Contains(g, "headrace/internal/registry.") || strings.Contains(g, "etcd/client/v3.") || strings.Contains(g, "etcdserver.")
-			if ours && !strings.Contains(g, "registry.leaks") {
-				left = append(left, g)
-			}
-		}
-		if len(left) == 0 || time.Now().After(deadline) {
-			return strings.Join(left, "\n\n")
-		}
-	}
 }
 
 func startEtcd(t *testing.T, dir, addr string) *Embedded {

@@ -1,7 +1,6 @@
 package sidecar
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,10 +11,12 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/headrace/headrace/internal/promtext"
 )
 
 // answerBytesMax bounds what an engine may answer.
-const answerBytesMax = 8 << 20
+const answerBytesMax = promtext.BytesMax
 
 // Asker asks an engine's HTTP server what it is and how it does.
 type Asker struct {
@@ -186,33 +187,25 @@ func (a *Asker) Figures(ctx context.Context) (*Figures, error) {
 	return parseFigures(string(body)), nil
 }
 
-// parseFigures reads the few samples that are of use here. Several engines behind one server (data parallel) are summed.
+// ofUse are the samples that parseFigures looks at.
+var ofUse = map[string]func(f *Figures, s promtext.Sample){
+	"vllm:num_requests_running":         func(f *Figures, s promtext.Sample) { f.Running = max(f.Running, 0) + s.Value },
+	"vllm:num_requests_waiting":         func(f *Figures, s promtext.Sample) { f.Waiting = max(f.Waiting, 0) + s.Value },
+	"vllm:kv_cache_usage_perc":          func(f *Figures, s promtext.Sample) { f.CacheUsage = max(f.CacheUsage, s.Value) },
+	"vllm:gpu_cache_usage_perc":         func(f *Figures, s promtext.Sample) { f.CacheUsage = max(f.CacheUsage, s.Value) },
+	"vllm:iteration_tokens_total_count": func(f *Figures, s promtext.Sample) { f.Steps = max(f.Steps, 0) + s.Value },
+	"process_start_time_seconds":        func(f *Figures, s promtext.Sample) { f.Started = s.Value },
+	"vllm:cache_config_info": func(f *Figures, s promtext.Sample) {
+		f.BlockTokens, f.Blocks = number(s.Labels["block_size"]), number(s.Labels["num_gpu_blocks"])
+		f.CacheDType = s.Labels["cache_dtype"]
+	},
+}
+
+// parseFigures reads the few samples that are of use here, as far as they can be read. Several engines behind one server
+// (data parallel) are summed.
 func parseFigures(text string) *Figures {
 	f := &Figures{Running: -1, Waiting: -1, CacheUsage: -1, Steps: -1}
-	sum := func(at *float64, v float64) { *at = max(*at, 0) + v }
-	lines := bufio.NewScanner(strings.NewReader(text))
-	lines.Buffer(nil, answerBytesMax)
-	for lines.Scan() {
-		name, labels, value, ok := sample(lines.Text())
-		if !ok {
-			continue
-		}
-		switch name {
-		case "vllm:num_requests_running":
-			sum(&f.Running, value)
-		case "vllm:num_requests_waiting":
-			sum(&f.Waiting, value)
-		case "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc":
-			f.CacheUsage = max(f.CacheUsage, value)
-		case "vllm:iteration_tokens_total_count":
-			sum(&f.Steps, value)
-		case "process_start_time_seconds":
-			f.Started = value
-		case "vllm:cache_config_info":
-			f.BlockTokens, f.Blocks = number(labels["block_size"]), number(labels["num_gpu_blocks"])
-			f.CacheDType = labels["cache_dtype"]
-		}
-	}
+	_ = promtext.Read(strings.NewReader(text), func(name []byte) bool { return ofUse[string(name)] != nil }, func(s promtext.Sample) { ofUse[s.Name](f, s) })
 	return f
 }
 
@@ -222,59 +215,4 @@ func number(s string) uint32 {
 		return 0
 	}
 	return uint32(v)
-}
-
-// sample reads one line of the text format: NAME{label="value",...} VALUE.
-func sample(line string) (name string, labels map[string]string, value float64, ok bool) {
-	if line == "" || line[0] == '#' {
-		return "", nil, 0, false
-	}
-	i := strings.IndexAny(line, "{ ")
-	if i <= 0 {
-		return "", nil, 0, false
-	}
-	name, rest := line[:i], line[i:]
-	if rest[0] == '{' {
-		if labels, rest, ok = labelSet(rest[1:]); !ok {
-			return "", nil, 0, false
-		}
-	}
-	fields := strings.Fields(rest)
-	if len(fields) == 0 {
-		return "", nil, 0, false
-	}
-	v, err := strconv.ParseFloat(fields[0], 64)
-	return name, labels, v, err == nil
-}
-
-func labelSet(s string) (labels map[string]string, rest string, ok bool) {
-	labels = map[string]string{}
-	for {
-		s = strings.TrimLeft(s, ", ")
-		if s == "" {
-			return nil, "", false
-		}
-		if s[0] == '}' {
-			return labels, s[1:], true
-		}
-		key, after, found := strings.Cut(s, `="`)
-		if !found {
-			return nil, "", false
-		}
-		var value strings.Builder
-		i := 0
-		for ; i < len(after) && after[i] != '"'; i++ {
-			if after[i] == '\\' && i+1 < len(after) {
-				if i++; after[i] == 'n' {
-					value.WriteByte('\n')
-					continue
-				}
-			}
-			value.WriteByte(after[i])
-		}
-		if i == len(after) {
-			return nil, "", false
-		}
-		labels[key], s = value.String(), after[i+1:]
-	}
 }

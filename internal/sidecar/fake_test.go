@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/registry"
 )
 
@@ -46,32 +46,12 @@ func TestMain(m *testing.M) {
 			return
 		}
 	}
-	code := m.Run()
-	if left := leaks(); left != "" && code == 0 {
-		fmt.Fprintln(os.Stderr, "left behind:\n"+left)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// leaks waits for this package's goroutines and this process's children to end, and tells of those that do not.
-func leaks() string {
-	var left []string
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		left = left[:0]
-		buf := make([]byte, 4<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(g, "internal/sidecar.") && !strings.Contains(g, "sidecar.leaks") {
-				left = append(left, g)
-			}
+	leaktest.Main(m, []string{"internal/sidecar."}, func() string {
+		if pids := descendants(os.Getpid()); len(pids) > 0 {
+			return fmt.Sprint("processes ", pids)
 		}
-		for _, pid := range descendants(os.Getpid()) {
-			left = append(left, fmt.Sprint("process ", pid))
-		}
-		if len(left) == 0 || time.Now().After(deadline) {
-			return strings.Join(left, "\n\n")
-		}
-	}
+		return ""
+	})
 }
 
 func self() string {

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/internal/config"
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/registry"
 )
 
@@ -38,28 +38,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	_ = os.Setenv(envPart, "1")
-	code := m.Run()
-	if left := leaks(); left != "" && code == 0 {
-		fmt.Fprintln(os.Stderr, "goroutines left behind:\n"+left)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func leaks() string {
-	var left []string
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		left = left[:0]
-		buf := make([]byte, 4<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(g, "internal/supervise.") && !strings.Contains(g, "supervise.leaks") {
-				left = append(left, g)
-			}
-		}
-		if len(left) == 0 || time.Now().After(deadline) {
-			return strings.Join(left, "\n\n")
-		}
-	}
+	leaktest.Main(m, []string{"internal/supervise."})
 }
 
 // option finds a flag's value in a command line.

@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -24,7 +23,7 @@ import (
 
 const patience = 30 * time.Second
 
-// publisher is testdata/zmq/publisher.py and what its events come to.
+// publisher is pythontest.Publisher and what its events come to.
 type publisher struct {
 	t           *testing.T
 	python      string
@@ -65,7 +64,7 @@ func freePorts(t *testing.T, n int) int {
 // start starts a process, which has nothing of the one before.
 func (p *publisher) start() {
 	p.t.Helper()
-	p.cmd = exec.Command(p.python, filepath.Join("testdata", "zmq", "publisher.py"), strconv.Itoa(p.pub), strconv.Itoa(p.replay), strconv.Itoa(p.buffer))
+	p.cmd = pythontest.Publisher(p.python, p.pub, p.replay, p.buffer)
 	p.cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 	p.cmd.Stderr = p.t.Output()
 	in, err := p.cmd.StdinPipe()
@@ -192,10 +191,7 @@ func leakCheck(t *testing.T) {
 
 // TestLibzmq follows a publisher over the ZeroMQ that engines use.
 func TestLibzmq(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it makes a Python environment; run without -short")
-	}
-	python := pythontest.Venv(t, filepath.Join("testdata", "zmq", "requirements.txt"))
+	python := pythontest.ZMQ(t)
 	leakCheck(t)
 	ports := freePorts(t, 4)
 	var ranks []*publisher
@@ -256,10 +252,7 @@ func TestLibzmq(t *testing.T) {
 
 // TestLibzmqWithAShortMemory holds that a gap that cannot be closed leaves nothing wrong behind.
 func TestLibzmqWithAShortMemory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it makes a Python environment; run without -short")
-	}
-	python := pythontest.Venv(t, filepath.Join("testdata", "zmq", "requirements.txt"))
+	python := pythontest.ZMQ(t)
 	leakCheck(t)
 	ports := freePorts(t, 2)
 	p := &publisher{t: t, python: python, pub: ports, replay: ports + 1, buffer: 50, rand: rand.New(rand.NewPCG(2, 2))}

@@ -1,8 +1,6 @@
 package collect
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,17 +11,11 @@ import (
 	"strconv"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
+	"github.com/headrace/headrace/internal/promtext"
 )
 
-const (
-	answerBytesMax = 8 << 20
-	lineBytesMax   = 64 << 10
-	samplesMax     = 4096 // that are of interest, of one worker
-	blocksMax      = 1 << 40
-)
+// blocksMax bounds what an engine is believed to have, in blocks and in tokens of a block.
+const blocksMax = 1 << 40
 
 // Figures are what an engine says of itself. Where it has several data-parallel ranks they are added up.
 type Figures struct {
@@ -150,51 +142,25 @@ func (f *follower) read(ctx context.Context) (*Figures, error) {
 
 // readFigures reads metrics in Prometheus' text format. What is of no interest is not parsed.
 func readFigures(r io.Reader) (*Figures, error) {
-	limited := &io.LimitedReader{R: r, N: answerBytesMax + 1}
-	lines := bufio.NewScanner(limited)
-	lines.Buffer(make([]byte, 0, 4096), lineBytesMax)
-	var kept bytes.Buffer
-	samples := 0
-	for lines.Scan() {
-		line := lines.Bytes()
-		name := line
-		if i := bytes.IndexAny(line, "{ \t"); i >= 0 {
-			name = line[:i]
-		}
-		if !wanted[string(name)] {
-			continue
-		}
-		if samples++; samples > samplesMax {
-			return nil, fmt.Errorf("read metrics: more than %d samples", samplesMax)
-		}
-		kept.Write(line)
-		kept.WriteByte('\n')
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
-	}
-	if limited.N <= 0 {
-		return nil, fmt.Errorf("read metrics: more than %d bytes", answerBytesMax)
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(&kept)
+	fs := families{}
+	err := promtext.Read(r, func(name []byte) bool { return wanted[string(name)] }, func(s promtext.Sample) { fs[s.Name] = append(fs[s.Name], s) })
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
-	return figures(families)
+	return figures(fs)
 }
 
-type families map[string]*dto.MetricFamily
+// families are samples by their names.
+type families map[string][]promtext.Sample
 
 // sum adds up the ranks' values of the first spelling there is.
 func (fs families) sum(names []string) (sum float64, n int) {
 	for _, name := range names {
-		for _, m := range fs[name].GetMetric() {
-			v := m.GetUntyped().GetValue()
-			if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		for _, s := range fs[name] {
+			if math.IsNaN(s.Value) || math.IsInf(s.Value, 0) || s.Value < 0 {
 				continue
 			}
-			sum += v
+			sum += s.Value
 			n++
 		}
 		if n > 0 {
@@ -222,19 +188,18 @@ func figures(fs families) (*Figures, error) {
 		return nil, errors.New("read metrics: none of vLLM's (vllm:num_requests_running, vllm:kv_cache_usage_perc)")
 	}
 	f.Ranks = max(running, 1)
-	for _, m := range fs[namesCache[0]].GetMetric() {
-		for _, l := range m.GetLabel() {
-			v, err := strconv.ParseInt(l.GetValue(), 10, 64)
-			if err != nil || v < 0 || v > blocksMax {
-				continue // "None" before the cache was sized
-			}
-			switch l.GetName() {
-			case "num_gpu_blocks":
-				f.Blocks += v
-			case "block_size":
-				f.BlockTokens = v
-			}
-		}
+	for _, s := range fs[namesCache[0]] {
+		f.Blocks += blockNumber(s.Labels["num_gpu_blocks"])
+		f.BlockTokens = max(f.BlockTokens, blockNumber(s.Labels["block_size"]))
 	}
 	return f, nil
+}
+
+// blockNumber reads a number of blocks or tokens; 0 for what is none, as "None" before the cache was sized.
+func blockNumber(text string) int64 {
+	v, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || v < 0 || v > blocksMax {
+		return 0
+	}
+	return v
 }

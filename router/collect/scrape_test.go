@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/headrace/headrace/internal/promtext"
 )
 
 func TestFigures(t *testing.T) {
@@ -49,9 +51,9 @@ func TestWhatIsNoMetricsIsRefused(t *testing.T) {
 		"nothing":          "",
 		"no number":        "vllm:num_requests_running{} x\n",
 		"a torn label":     "vllm:num_requests_running{engine=\"0 1\n",
-		"a long line":      strings.Repeat("x", lineBytesMax+1),
-		"too much":         strings.Repeat("# some comment that says nothing\n", answerBytesMax/32),
-		"too many":         strings.Repeat("vllm:num_requests_running 1\n", samplesMax+1),
+		"a long line":      strings.Repeat("x", promtext.LineBytesMax+1),
+		"too much":         strings.Repeat("# some comment that says nothing\n", promtext.BytesMax/32),
+		"too many":         strings.Repeat("vllm:num_requests_running 1\n", promtext.SamplesMax+1),
 		"NaN alone":        "vllm:num_requests_running NaN\nvllm:kv_cache_usage_perc +Inf\n",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/pythontest"
 )
 
 // realVLLM is a vLLM of scripts/vllm-env.sh on ports of loopback.
@@ -96,31 +98,16 @@ func (v *realVLLM) ask(r *rand.Rand, n int) {
 	wg.Wait()
 }
 
-type tally struct {
-	Next, Removed uint64
-	Have          map[string]int
-}
-
-func (v *realVLLM) tally() tally {
+func (v *realVLLM) tally() pythontest.Tally {
 	v.t.Helper()
-	cmd := exec.Command(filepath.Join(v.env, "venv", "bin", "python"), filepath.Join("testdata", "zmq", "tally.py"), strconv.Itoa(v.back))
-	cmd.Stderr = v.t.Output()
-	out, err := cmd.Output()
-	var x tally
-	if err == nil {
-		err = json.Unmarshal(out, &x)
-	}
-	if err != nil {
-		v.t.Fatalf("tally: %v: %.300s", err, out)
-	}
-	return x
+	return pythontest.TallyOf(v.t, filepath.Join(v.env, "venv", "bin", "python"), v.back)
 }
 
 // equal holds that the collector has, block for block, what the engine's events come to.
-func (v *realVLLM) equal(c *Collector) (tally, EventStatus) {
+func (v *realVLLM) equal(c *Collector) (pythontest.Tally, EventStatus) {
 	v.t.Helper()
 	p := &publisher{t: v.t}
-	var x tally
+	var x pythontest.Tally
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		if x = v.tally(); x.Next == c.Status("w").Events[0].Next {
 			break

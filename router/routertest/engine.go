@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,15 +39,9 @@ type Engine struct {
 	Lease  time.Duration
 	Expiry string
 
-	srv     *http.Server
-	wg      sync.WaitGroup
-	active  atomic.Int64
-	calls   atomic.Int64
 	probed  atomic.Int64
-	stopped atomic.Bool   // it answers nothing
-	quit    chan struct{} // closed by Stop
-	mu      sync.Mutex
-	last    []*EngineCall
+	stopped atomic.Bool // it answers nothing
+	server[EngineCall]
 }
 
 // Start makes e listen. Empty fields are filled in.
@@ -70,36 +62,13 @@ func (e *Engine) Start() error {
 		e.Expiry = "null"
 	}
 	e.ContextTokens = 4096
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	e.Addr, e.quit = ln.Addr().String(), make(chan struct{})
-	e.srv = &http.Server{Handler: http.HandlerFunc(e.handle)}
-	e.wg.Go(func() { _ = e.srv.Serve(ln) })
-	return nil
+	var err error
+	e.Addr, err = e.listen(e.handle)
+	return err
 }
 
-// Stop kills the engine.
-func (e *Engine) Stop() {
-	_ = e.srv.Close()
-	close(e.quit)
-	e.wg.Wait()
-}
-
-// Active returns how many requests are being served.
-func (e *Engine) Active() int { return int(e.active.Load()) }
-
-// Calls returns how many requests came, Probes how many questions after its health.
-func (e *Engine) Calls() int  { return int(e.calls.Load()) }
+// Probes returns how many questions after its health came.
 func (e *Engine) Probes() int { return int(e.probed.Load()) }
-
-// Last returns the requests so far.
-func (e *Engine) Last() []*EngineCall {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return append([]*EngineCall(nil), e.last...)
-}
 
 // EngineCall is one request to an Engine.
 type EngineCall struct {
@@ -136,8 +105,6 @@ type engineBody struct {
 }
 
 func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
-	e.wg.Add(1)
-	defer e.wg.Done()
 	if r.URL.Path == "/health" {
 		e.probed.Add(1)
 		if e.stopped.Load() {
@@ -150,9 +117,8 @@ func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
 		serveMetrics(w, e.Metrics.Load())
 		return
 	}
-	e.active.Add(1)
-	defer e.active.Add(-1)
-	c := &EngineCall{Engine: e, N: int(e.calls.Add(1)), Path: r.URL.Path, ID: r.Header.Get("X-Request-Id"), w: w, ctx: r.Context()}
+	defer e.end()
+	c := &EngineCall{Engine: e, N: e.begin(), Path: r.URL.Path, ID: r.Header.Get("X-Request-Id"), w: w, ctx: r.Context()}
 	var err error
 	if c.Body, err = io.ReadAll(r.Body); err != nil {
 		return
@@ -162,9 +128,7 @@ func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	e.mu.Lock()
-	e.last = append(e.last, &EngineCall{Engine: e, N: c.N, Path: c.Path, ID: c.ID, Body: c.Body, Params: c.Params, Role: c.Role})
-	e.mu.Unlock()
+	e.keep(&EngineCall{Engine: e, N: c.N, Path: c.Path, ID: c.ID, Body: c.Body, Params: c.Params, Role: c.Role})
 	if err := c.serve(); err != nil && !errors.Is(err, errDone) {
 		panic(http.ErrAbortHandler)
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -55,14 +54,7 @@ type Worker struct {
 	// Metrics is what /metrics answers; nil for those of an engine with nothing to do.
 	Metrics atomic.Pointer[string]
 
-	srv    *http.Server
-	ln     net.Listener
-	wg     sync.WaitGroup
-	conns  atomic.Int64
-	active atomic.Int64
-	calls  atomic.Int64
-	mu     sync.Mutex
-	last   []*Call
+	server[Call]
 }
 
 // Start makes w listen. Empty fields are filled in.
@@ -80,47 +72,9 @@ func (w *Worker) Start() error {
 		w.Fingerprint = strings.Repeat("ab", 32)
 	}
 	w.Dialect, w.BlockTokens, w.ContextTokens = "native", 16, 4096
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	w.Addr, w.ln = ln.Addr().String(), ln
-	w.srv = &http.Server{Handler: http.HandlerFunc(w.handle), ConnState: func(_ net.Conn, s http.ConnState) {
-		switch s {
-		case http.StateNew:
-			w.conns.Add(1)
-		case http.StateClosed, http.StateHijacked:
-			w.conns.Add(-1)
-		}
-	}}
-	w.wg.Add(1)
-	go func() {
-		defer w.wg.Done()
-		_ = w.srv.Serve(ln)
-	}()
-	return nil
-}
-
-// Stop kills the worker: all its connections break.
-func (w *Worker) Stop() {
-	_ = w.srv.Close()
-	w.wg.Wait()
-}
-
-// Active returns how many requests are being served.
-func (w *Worker) Active() int { return int(w.active.Load()) }
-
-// Conns returns how many connections are open.
-func (w *Worker) Conns() int { return int(w.conns.Load()) }
-
-// Calls returns how many requests came.
-func (w *Worker) Calls() int { return int(w.calls.Load()) }
-
-// Last returns the requests so far.
-func (w *Worker) Last() []*Call {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append([]*Call(nil), w.last...)
+	var err error
+	w.Addr, err = w.listen(w.handle)
+	return err
 }
 
 // Call is one request to a worker.
@@ -160,15 +114,12 @@ type KV struct {
 var errAbort = errors.New("abort")
 
 func (w *Worker) handle(rw http.ResponseWriter, r *http.Request) {
-	w.wg.Add(1)
-	defer w.wg.Done()
 	if r.URL.Path == "/metrics" {
 		serveMetrics(rw, w.Metrics.Load())
 		return
 	}
-	w.active.Add(1)
-	defer w.active.Add(-1)
-	c := &Call{Worker: w, N: int(w.calls.Add(1)), Path: r.URL.Path, w: rw, ctx: r.Context()}
+	defer w.end()
+	c := &Call{Worker: w, N: w.begin(), Path: r.URL.Path, w: rw, ctx: r.Context()}
 	var err error
 	if c.Body, err = io.ReadAll(r.Body); err != nil {
 		return
@@ -178,9 +129,7 @@ func (w *Worker) handle(rw http.ResponseWriter, r *http.Request) {
 		rw.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	w.mu.Lock()
-	w.last = append(w.last, &Call{Worker: w, N: c.N, Path: c.Path, Body: c.Body, KV: c.KV, Prompt: c.Prompt, Tokens: c.Tokens})
-	w.mu.Unlock()
+	w.keep(&Call{Worker: w, N: c.N, Path: c.Path, Body: c.Body, KV: c.KV, Prompt: c.Prompt, Tokens: c.Tokens})
 	err = c.serve()
 	if c.lease != nil {
 		c.lease.end("worker " + w.ID + " let go")

@@ -2,7 +2,6 @@ package kvevents
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,9 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os/exec"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -135,11 +132,7 @@ func TestTheRouterHearsAll(t *testing.T) {
 
 // TestLibzmqHearsAll has ZeroMQ's own library listen and ask.
 func TestLibzmqHearsAll(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it makes a Python environment; run without -short")
-	}
-	zmq := filepath.Join("..", "..", "router", "collect", "testdata", "zmq")
-	python := pythontest.Venv(t, filepath.Join(zmq, "requirements.txt"))
+	python := pythontest.ZMQ(t)
 	leakCheck(t)
 	pool, err := kv.NewPool(20, 16)
 	if err != nil {
@@ -174,19 +167,7 @@ f = s.recv_multipart(); print(f[0].decode(), len(f), len(f[1]))`, "tcp://"+pub.A
 			}
 		}
 	}
-	tally := exec.Command(python, filepath.Join(zmq, "tally.py"), strconv.Itoa(replay.Addr().(*net.TCPAddr).Port))
-	tally.Stderr = t.Output()
-	text, err := tally.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var x struct {
-		Next uint64
-		Have map[string]int
-	}
-	if err := json.Unmarshal(text, &x); err != nil {
-		t.Fatal(err)
-	}
+	x := pythontest.TallyOf(t, python, replay.Addr().(*net.TCPAddr).Port)
 	if len(x.Have) != len(a.have) {
 		t.Errorf("%d contents heard, the pool has %d", len(x.Have), len(a.have))
 	}
