@@ -72,7 +72,7 @@ each stronger than the one before. A section of the file named after a subcomman
 	fs.StringVar(&a.config, "config", os.Getenv(config.EnvName("config")), "YAML `file` with options")
 	fs.StringVar(&a.logLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&a.logFormat, "log-format", "text", "text or json")
-	root.AddCommand(a.up(), a.upgrade(), a.node(), a.worker(), a.engine(), a.engineGuard(), a.connector(), a.router(), a.status(), a.doctor(), a.bench(), a.model(), a.tinyModel(), a.version())
+	root.AddCommand(a.up(), a.upgrade(), a.node(), a.worker(), a.standin(), a.engine(), a.engineGuard(), a.connector(), a.router(), a.status(), a.doctor(), a.bench(), a.model(), a.tinyModel(), a.version())
 	for _, cmd := range root.Commands() {
 		if cmd.Args == nil {
 			cmd.Args = noArgs

@@ -43,6 +43,7 @@ var rules = []rule{
 	{of: "worker/api", may: []string{"worker/sample", "worker/tokenizer", "worker/api", "internal/chat", "internal/openai"}, tests: []string{"worker"}, why: "HTTP knows the engine by its own interface"},
 	{of: "=worker", may: []string{"worker", "=transfer", "transfer/node/nodeclient", "internal/chat", "internal/gguf", "internal/hostmem", "internal/memfd", "internal/openai"}, tests: []string{"internal", "transfer", "router"}, why: "it joins the engine's parts and knows neither router nor registry"},
 	{of: "worker/kvevents", may: []string{"worker/kv", "internal/zmtp"}, tests: []string{"router/collect"}, why: "it publishes what the pool tells it"},
+	{of: "worker/standin", may: []string{"worker/api", "internal/chat", "worker/kv", "worker/kvevents", "worker/tokenizer", "internal/openai"}, tests: []string{"internal", "router"}, why: "a stand-in shows the face of an engine and has no inside"},
 	{of: "worker/gpumem", may: []string{"cgo", "internal/memfd"}, tests: []string{"transfer", "cgo"}, why: "it copies GPU memory and knows neither engine nor daemon"},
 	{of: "worker", may: []string{"worker", "internal/bpe", "internal/gguf", "internal/memfd"}, tests: []string{"internal"}, why: "models, kernels and tokenizers stand alone"},
 	{of: "bench", may: []string{"transfer", "rdma", "router", "worker", "internal", "bench", "scheduler", "planner", "cgo"}, why: "benchmarks drive the parts as users do"},
