@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -109,6 +110,20 @@ func (q *Request) Bind(t testing.TB) {
 		t.Fatalf("bind: %v", err)
 	}
 	q.DLease = id
+}
+
+// bindInTime waits until the ticket is presented and binds it; false when its deadline came first.
+func (q *Request) bindInTime() bool {
+	p, nonce := q.Pair, q.Ticket.Nonce
+	for len(p.D.Events(nonce)) == 0 {
+		if len(p.P.Events(nonce)) > 0 {
+			return false
+		}
+		runtime.Gosched()
+	}
+	var err error
+	q.DLease, err = p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, FirstToken: q.FirstToken, Blocks: q.Dst})
+	return err == nil
 }
 
 // PushAll pushes every layer on its own, every second one perhaps in this goroutine, and gives the record.
