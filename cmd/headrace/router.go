@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/registry"
@@ -31,6 +34,7 @@ func (a *app) router() *cobra.Command {
 		advertise string
 		drain     time.Duration
 		maxBody   config.Size
+		policy    string
 	)
 	cmd := &cobra.Command{
 		Use:     "router",
@@ -48,10 +52,14 @@ func (a *app) router() *cobra.Command {
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB; workers have the same limit (default 32MiB)")
 	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
 	fs.DurationVar(&cfg.NixlLease, "nixl-lease", dialects.DefaultNixlLease, "for how long a prefill vLLM with a NixlConnector keeps blocks (its kv_lease_duration)")
+	addPolicy(fs, &policy)
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if len(p.etcd) == 0 {
 			return config.Misused(errors.New("--etcd is needed: the router finds workers there"))
+		}
+		if cfg.Policy, err = pairing.New(policy, rand.Uint64()); err != nil {
+			return config.Misused(err)
 		}
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
@@ -85,6 +93,11 @@ func (a *app) router() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// addPolicy is for who runs a router.
+func addPolicy(fs *pflag.FlagSet, policy *string) {
+	fs.StringVar(policy, "policy", pairing.NameLeastLoaded, "how workers are chosen: "+strings.Join(pairing.Names, ", "))
 }
 
 func serveRouter(ctx context.Context, reg *registry.Registry, cfg router.Config, entry registry.Router, front, back net.Listener, drain time.Duration, ready string) error {

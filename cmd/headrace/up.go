@@ -12,6 +12,7 @@ import (
 	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/modelfetch"
 	"github.com/headrace/headrace/internal/supervise"
+	"github.com/headrace/headrace/router/pairing"
 )
 
 func (a *app) up() *cobra.Command {
@@ -21,6 +22,7 @@ func (a *app) up() *cobra.Command {
 	var blockTokens int
 	var ports rdmaFlags
 	var engine engineFlags
+	var policy string
 	cmd := &cobra.Command{
 		Use:   "up [flags] [-- ARGUMENTS OF THE ENGINES]",
 		Short: "Run everything on this machine",
@@ -46,6 +48,7 @@ requests.`,
 	addDataDir(fs, &o.DataDir)
 	fs.StringSliceVar(&o.Etcd, "etcd", nil, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
 	addTransport(fs, &o.Transport)
+	addPolicy(fs, &policy)
 	ports.add(fs)
 	engine.addTemplate(fs)
 	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
@@ -62,7 +65,10 @@ requests.`,
 		if _, err := ports.config(); err != nil {
 			return err
 		}
-		o.NodeArgs = rdmaArgs(fs)
+		if _, err := pairing.New(policy, 0); err != nil {
+			return config.Misused(err)
+		}
+		o.NodeArgs, o.RouterArgs = rdmaArgs(fs), []string{"--policy", policy}
 		for _, shape := range []*supervise.Shape{&prefill, &decode} {
 			if shape.BlockTokens == 0 {
 				shape.BlockTokens = blockTokens

@@ -29,29 +29,30 @@ type Common struct {
 // Options are the user's wishes for `headrace up`.
 type Options struct {
 	Common
-	Model     string // path of a GGUF file
-	ModelName string // what clients call it; "" for the file's own
-	Prefill   int
-	Decode    int
-	Nodes     int
-	Listen    string
-	DataDir   string
-	Etcd      []string // external; empty for the embedded one
-	Transport string
-	NodeArgs  []string         // more flags for the node daemons
-	Threads   int              // of each worker; 0 shares the machine's cores between them
-	KVMemory  config.Size      // of each worker; 0 for the worker's own choice
-	Shapes    map[string]Shape // of workers' caches, by role
-	Engine    *Engine          // runs these in place of workers; nil for Headrace's own
-	CPUs      int              // the machine's
-	Exe       string
-	ReadyFile string          // written once requests can be served, removed at the end
-	LogStream *os.File        // children's lines go here too, each with its part's name
-	Ready     func(*State)    // called once requests can be served
-	Progress  func(string)    // a step of the start
-	Upgrade   <-chan struct{} // each receive replaces the node daemons by what is at Exe now
-	Hard      <-chan struct{} // closed when there is no time left for an orderly end
-	Logger    *slog.Logger
+	Model      string // path of a GGUF file
+	ModelName  string // what clients call it; "" for the file's own
+	Prefill    int
+	Decode     int
+	Nodes      int
+	Listen     string
+	DataDir    string
+	Etcd       []string // external; empty for the embedded one
+	Transport  string
+	NodeArgs   []string         // more flags for the node daemons
+	RouterArgs []string         // flags of the router
+	Threads    int              // of each worker; 0 shares the machine's cores between them
+	KVMemory   config.Size      // of each worker; 0 for the worker's own choice
+	Shapes     map[string]Shape // of workers' caches, by role
+	Engine     *Engine          // runs these in place of workers; nil for Headrace's own
+	CPUs       int              // the machine's
+	Exe        string
+	ReadyFile  string          // written once requests can be served, removed at the end
+	LogStream  *os.File        // children's lines go here too, each with its part's name
+	Ready      func(*State)    // called once requests can be served
+	Progress   func(string)    // a step of the start
+	Upgrade    <-chan struct{} // each receive replaces the node daemons by what is at Exe now
+	Hard       <-chan struct{} // closed when there is no time left for an orderly end
+	Logger     *slog.Logger
 }
 
 // Shape is how the workers of a role lay their KV cache out; 0 leaves it to them.
@@ -185,6 +186,7 @@ func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.F
 		worker("decode", i, (first+i%max(1, o.Nodes-first))%o.Nodes)
 	}
 	router := make("router", "router-0", drainTimeout+5*time.Second, "--drain-timeout", drainTimeout.String(), "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
+	router.spec.Args = append(router.spec.Args, o.RouterArgs...)
 	router.spec.Files = []*os.File{listener}
 	return append(parts, router)
 }

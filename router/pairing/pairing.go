@@ -1,12 +1,15 @@
 // Package pairing chooses the prefill and the decode worker of a request together: filter, score, pick.
 //
 // A policy is pure: it sees a request and a snapshot of the fleet and answers with a decision that explains itself.
-// It opens nothing, has no clock of its own and keeps nothing but a seeded tie-breaker.
+// It opens nothing, has no clock of its own and keeps nothing but a tie-breaker. What is learned of workers is part of the
+// snapshot.
 package pairing
 
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"time"
 )
 
@@ -51,6 +54,25 @@ type Worker struct {
 
 	// Events and EventsReplay are host:port of its KV events' publisher and of their replay, "" for none.
 	Events, EventsReplay string
+
+	// LoRAs are the adapters it serves beside its model, under the names that clients ask for.
+	LoRAs []string
+	// Weight is the part of the traffic that it is to get of what another worker in its place would, 0 to 1. 0: it drains,
+	// and gets nothing. nil is 1.
+	Weight *float64
+}
+
+// Serves tells whether clients that ask for a model of this name can be answered by the worker.
+func (w *Worker) Serves(model string) bool {
+	return w.Model == model || slices.Contains(w.LoRAs, model)
+}
+
+// weight is Weight within its bounds. What is no number counts as not said.
+func (w *Worker) weight() float64 {
+	if w.Weight == nil || math.IsNaN(*w.Weight) {
+		return 1
+	}
+	return min(max(*w.Weight, 0), 1)
 }
 
 // Dialects that pair otherwise than by node daemons.
@@ -95,6 +117,10 @@ type Load struct {
 	PrefillTokens int64 // of prompts whose prefill has not ended yet, estimated
 	Prefills      int64
 	Decodes       int64 // streams, those still waiting for their KV included
+	HeldTokens    int64 // of KV cache that those streams need, estimated from their prompts
+	// HeadFor is for how long the prompt that is served now has been at work: since the one before it was done, or since
+	// there was one to serve.
+	HeadFor time.Duration
 }
 
 // Engine is what a worker said of itself a moment ago.
@@ -107,11 +133,15 @@ type Engine struct {
 	KVUsage float64
 }
 
-// Candidate is a worker with its load and health.
+// Candidate is a worker with its load and health, and with what it means for one request.
 type Candidate struct {
 	*Worker
 	Load   Load
 	Engine Engine
+	// Speeds are what this router has learned of the worker.
+	Speeds Speeds
+	// CachedTokens is how much of the request's prompt the worker has in its KV cache, from the first token on.
+	CachedTokens int64
 	// CoolUntil, when after the view's Now, is the time up to which the worker is left alone because it just failed.
 	CoolUntil time.Time
 	// Why it is left alone.
@@ -140,6 +170,8 @@ type Request struct {
 	Whole bool
 	// Warm has workers that computed or took the same prompt a moment ago.
 	Warm []string
+	// Session has the workers that served the request's session last. It stays with them, unless one of them is gone or overloaded.
+	Session []string
 	// Refuse, when set, says why the request cannot go to a worker; "" if it can.
 	Refuse func(w *Worker) string
 	// Unpaired, when set, says why workers of a dialect cannot share the request; "" if they can.
@@ -153,6 +185,12 @@ type Decision struct {
 	Reason string
 	// Rejected has what the filters took out, for people to read.
 	Rejected []Rejection
+	// Options are the choices that were weighed, the cheapest first, at most optionsKept of them, where the policy weighs any.
+	Options []Option
+	// Weighed is how many there were.
+	Weighed int
+	// CachedTokens is how much of the prompt the worker that prefills has already.
+	CachedTokens int64
 }
 
 // Rejection is a worker that was not considered.
