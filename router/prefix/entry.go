@@ -1,0 +1,63 @@
+package prefix
+
+import "math/rand/v2"
+
+// Three kinds of entries lie in the table.
+//
+//	content  by plane and hash: which of the plane's 64 sources have it
+//	         v: a bit a source; m: kind 2 | plane 10 | depth 20 | stamp 32
+//	key      by source and the engine's key: what content that is, and in how many blocks
+//	         v: hash;           m: kind 2 | source 16 | count 16 | depth 20 | 0
+//	more     by source and hash: how many keys beside one stand for that content; hardly ever there
+//	         v: count;          m: kind 2 | source 16 | 0
+//	noted    by source and hash: what was routed to a worker that says nothing
+//	         v: hash;           m: kind 2 | source 16 | 0 14 | stamp 32
+//
+// Each of them may go at any time when memory is short, and nothing turns wrong but into a miss: a key that goes takes its
+// source's part in the content along; a content that goes is missed, and keys of it that stay remove nothing later.
+const (
+	kindContent = iota
+	kindKey
+	kindMore
+	kindNoted
+
+	planesMax  = 1 << 10
+	sourcesMax = 1<<12 - 1
+	depthMax   = 1<<20 - 1
+	countMax   = 1<<16 - 1
+)
+
+func kindOf(m uint64) int { return int(m >> 62) }
+
+func contentMeta(plane int, depth, stamp uint32) uint64 {
+	return kindContent<<62 | uint64(plane)<<52 | uint64(min(depth, depthMax))<<32 | uint64(stamp)
+}
+
+func contentPlane(m uint64) int    { return int(m >> 52 & (planesMax - 1)) }
+func contentDepth(m uint64) uint32 { return uint32(m >> 32 & depthMax) }
+func stampOf(m uint64) uint32      { return uint32(m) }
+
+func keyMeta(source uint16, count uint32, depth uint32) uint64 {
+	return kindKey<<62 | uint64(source)<<46 | uint64(min(count, countMax))<<30 | uint64(min(depth, depthMax))<<10
+}
+
+func sourceOf(m uint64) uint16   { return uint16(m >> 46) }
+func keyCount(m uint64) uint32   { return uint32(m >> 30 & countMax) }
+func keyDepth(m uint64) uint32   { return uint32(m >> 10 & depthMax) }
+func moreMeta(src uint16) uint64 { return kindMore<<62 | uint64(src)<<46 }
+
+func notedMeta(source uint16, stamp uint32) uint64 {
+	return kindNoted<<62 | uint64(source)<<46 | uint64(stamp)
+}
+
+// place is the table's key for x of one plane or source. A tag is drawn by chance, so that nobody can choose prompts whose
+// blocks crowd in one segment; with one tag it is a bijection.
+func place(tag, x uint64) uint64 {
+	x = avalanche(x ^ tag)
+	if x == 0 {
+		return 1
+	}
+	return x
+}
+
+func newTag() uint64 { return rand.Uint64() }

@@ -1,0 +1,4 @@
+package prefix
+
+// progress is how far a source's events were heard.
+type progress struct{}
