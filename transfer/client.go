@@ -107,6 +107,13 @@ func (c *Client) target(nonce [16]byte) *targetLease {
 	return nil
 }
 
+// hasSource tells whether a living lease presents a ticket.
+func (c *Client) hasSource(nonce [16]byte) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.nonces[nonce], func(l *lease) bool { return l.src != nil })
+}
+
 // AddRegion takes over fd, also when it fails. The descriptor must be a memfd sealed against shrinking (F_SEAL_SHRINK),
 // at least size bytes long, and l must fit in size bytes.
 func (c *Client) AddRegion(fd int, size uint64, l Layout, flags RegionFlags) (RegionID, error) {

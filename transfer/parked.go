@@ -150,6 +150,18 @@ func (e *Engine) sendParkedOn() {
 	}
 }
 
+// has tells whether a ticket waits for its engine.
+func (lot *parkingLot) has(nonce [16]byte) bool {
+	lot.mu.Lock()
+	defer lot.mu.Unlock()
+	for _, p := range lot.lots {
+		if p.nonce == nonce {
+			return true
+		}
+	}
+	return false
+}
+
 func (lot *parkingLot) len() int {
 	lot.mu.Lock()
 	defer lot.mu.Unlock()

@@ -1,6 +1,6 @@
 // Package recall makes tickets void at the daemon of the node that decodes, over its data address: whoever minted a ticket and
-// gave the attempt up need not wait for its deadline. It is for routers: it knows tickets and the handshake, and nothing of
-// what moves.
+// gave the attempt up need not wait for its deadline, and who fears that nobody will present it any more need not let decode
+// wait for that. It is for routers: it knows tickets and the handshake, and nothing of what moves.
 package recall
 
 import (
@@ -72,6 +72,12 @@ func New(cfg Config) (*Caller, error) {
 // each. When it returns without an error the leases of those that were presented have ended, and nothing lands for them any
 // more. It may be repeated.
 func (c *Caller) Recall(ctx context.Context, addr, reason string, tickets ...[]byte) ([]Verdict, error) {
+	return c.Ask(ctx, addr, KindVoid, reason, tickets...)
+}
+
+// Ask says what became, or becomes by this, of each ticket at the daemon at addr: D's, or with KindLook P's. Verdicts come in
+// the order of the tickets; with an error there may be some of the first. It may be repeated.
+func (c *Caller) Ask(ctx context.Context, addr string, kind Kind, reason string, tickets ...[]byte) ([]Verdict, error) {
 	for _, t := range tickets {
 		if len(t) != ticket.Size {
 			return nil, fmt.Errorf("recall: a ticket of %d bytes, want %d", len(t), ticket.Size)
@@ -83,9 +89,9 @@ func (c *Caller) Recall(ctx context.Context, addr, reason string, tickets ...[]b
 	verdicts := make([]Verdict, 0, len(tickets))
 	for len(tickets) > 0 {
 		n := min(len(tickets), TicketsMax)
-		some, err := c.ask(ctx, addr, &Request{Tickets: tickets[:n], Reason: reason})
+		some, err := c.ask(ctx, addr, &Request{Kind: kind, Tickets: tickets[:n], Reason: reason})
 		if err != nil {
-			return verdicts, fmt.Errorf("recall %d tickets at %s: %w", len(tickets), addr, err)
+			return verdicts, fmt.Errorf("%s %d tickets at %s: %w", kind, len(tickets), addr, err)
 		}
 		verdicts, tickets = append(verdicts, some...), tickets[n:]
 	}

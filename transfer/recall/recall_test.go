@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -226,6 +227,147 @@ func TestRecallRacesWithPresent(t *testing.T) {
 		wg.Wait()
 		if ev := pair.P.End(t, q.Ticket.Nonce); ev.Kind == transfer.EventSettled {
 			t.Error("it settled")
+		}
+	}
+}
+
+// What a router asks when decode has not begun although prefill has answered: only what nobody presents becomes void, and
+// decode's engine hears of that, as often as it is asked.
+func TestIdle(t *testing.T) {
+	pair := transporttest.NewPair(t, factory, transporttest.Options{})
+	c := newCaller(t)
+	r := transporttest.NewRand()
+	idle := func(tickets ...[]byte) ([]recall.Verdict, error) {
+		return c.Ask(t.Context(), pair.Addr, recall.KindIdle, "nobody presented it", tickets...)
+	}
+	open, bound, done, never := pair.NewRequest(r, 40, 0, time.Minute), pair.NewRequest(r, 40, 0, time.Minute), pair.NewRequest(r, 40, 0, time.Minute), pair.NewRequest(r, 40, 0, time.Minute)
+	done.Present(t, nil)
+	done.Bind(t)
+	done.PushAll(t, nil)
+	done.Settled(t, nil)
+	open.Present(t, nil)
+	pair.D.Wait(t, open.Ticket.Nonce, transfer.EventPresented)
+	bound.Present(t, nil)
+	bound.Bind(t)
+	before := pair.D.Engine.Status().Totals.TicketsRecalled
+	got, err := idle(open.Raw, bound.Raw, done.Raw, never.Raw)
+	want(t, "presented, bound, settled, never presented", got, err, recall.Living, recall.Living, recall.Ended, recall.Remembered)
+	if n := pair.D.Engine.Status().Totals.TicketsRecalled - before; n != 1 {
+		t.Errorf("%d tickets were recalled", n)
+	}
+	if ev := pair.D.End(t, never.Ticket.Nonce); ev.Kind != transfer.EventEnded || ev.Lease != 0 || !strings.Contains(ev.Reason, "nobody presented it") {
+		t.Errorf("D hears %v of lease %d: %q", ev.Kind, ev.Lease, ev.Reason)
+	}
+	if got, err = idle(never.Raw); len(pair.D.Events(never.Ticket.Nonce)) != 2 {
+		t.Errorf("asked again (%v, %v), D has heard %v", got, err, pair.D.Events(never.Ticket.Nonce))
+	}
+	never.Present(t, nil)
+	if ev := pair.P.End(t, never.Ticket.Nonce); ev.Kind != transfer.EventRefused {
+		t.Errorf("P presents it after all, and hears %v %q", ev.Kind, ev.Reason)
+	}
+	for _, q := range []*transporttest.Request{open, bound} { // nothing was done to them
+		if q == open {
+			q.Bind(t)
+		}
+		q.PushAll(t, nil)
+		q.Settled(t, nil)
+	}
+}
+
+// An engine whose connection ended before it read of a ticket's end is told when somebody asks.
+func TestIdleTellsOfAnEnd(t *testing.T) {
+	pair := transporttest.NewPair(t, factory, transporttest.Options{})
+	c := newCaller(t)
+	q := pair.NewRequest(transporttest.NewRand(), 40, 0, time.Minute)
+	q.Present(t, nil)
+	pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
+	if err := pair.D.Client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	pair.P.End(t, q.Ticket.Nonce)
+	pair.D.Reattach(t)
+	heard := len(pair.D.Events(q.Ticket.Nonce))
+	got, err := c.Ask(t.Context(), pair.Addr, recall.KindIdle, "x", q.Raw)
+	want(t, "ended with its engine's connection", got, err, recall.Ended)
+	if evs := pair.D.Events(q.Ticket.Nonce); len(evs) != heard+1 || evs[heard].Kind != transfer.EventEnded || evs[heard].Lease != 0 {
+		t.Errorf("D has heard %+v", evs)
+	}
+}
+
+// A ticket that waits at D's daemon for its engine is presented: that is none of the router's business.
+func TestIdleLeavesWhatWaits(t *testing.T) {
+	pair := transporttest.NewPair(t, factory, transporttest.Options{})
+	c := newCaller(t)
+	q := pair.NewRequest(transporttest.NewRand(), 40, 0, time.Minute)
+	if err := pair.D.Client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	q.Present(t, nil)
+	for deadline := time.Now().Add(10 * time.Second); pair.D.Engine.Status().Waiting == 0; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("the ticket does not wait for its engine within 10 s")
+		}
+	}
+	got, err := c.Ask(t.Context(), pair.Addr, recall.KindIdle, "x", q.Raw)
+	want(t, "waiting", got, err, recall.Living)
+	pair.D.Reattach(t)
+	q.Bind(t)
+	q.PushAll(t, nil)
+	q.Settled(t, nil)
+}
+
+// P's daemon says of which tickets it has a living lease.
+func TestLook(t *testing.T) {
+	pair := transporttest.NewPair(t, factory, transporttest.Options{})
+	c := newCaller(t)
+	r := transporttest.NewRand()
+	addr := pair.P.Engine.DataAddr()
+	look := func(tickets ...[]byte) ([]recall.Verdict, error) {
+		return c.Ask(t.Context(), addr, recall.KindLook, "", tickets...)
+	}
+	q, never := pair.NewRequest(r, 40, 0, time.Minute), pair.NewRequest(r, 40, 0, time.Minute)
+	q.Present(t, nil)
+	got, err := look(q.Raw, never.Raw)
+	want(t, "presented, never presented", got, err, recall.Living, recall.Absent)
+	if err := pair.P.Client.Revoke(q.PLease, "x"); err != nil {
+		t.Fatal(err)
+	}
+	got, err = look(q.Raw)
+	want(t, "revoked", got, err, recall.Absent)
+	got, err = c.Ask(t.Context(), pair.Addr, recall.KindLook, "", q.Raw)
+	want(t, "at D's daemon", got, err, recall.Refused)
+	if n := pair.P.Engine.Status().Totals.TicketsRecalled; n != 0 {
+		t.Errorf("%d tickets were recalled by looking", n)
+	}
+}
+
+// Asking races with presenting: either the ticket is void for both sides, or the lease goes on.
+func TestIdleRacesWithPresent(t *testing.T) {
+	pair := transporttest.NewPair(t, factory, transporttest.Options{})
+	c := newCaller(t)
+	r := transporttest.NewRand()
+	for range 30 {
+		q := pair.NewRequest(r, 40, 0, time.Minute)
+		verdict := make(chan []recall.Verdict, 1)
+		go func() {
+			got, err := c.Ask(t.Context(), pair.Addr, recall.KindIdle, "race", q.Raw)
+			if err != nil {
+				t.Error(err)
+			}
+			verdict <- got
+		}()
+		q.Present(t, nil)
+		switch got := <-verdict; {
+		case slices.Equal(got, []recall.Verdict{recall.Living}):
+			q.Bind(t)
+			q.PushAll(t, nil)
+			q.Settled(t, nil)
+		case slices.Equal(got, []recall.Verdict{recall.Remembered}):
+			if ev := pair.P.End(t, q.Ticket.Nonce); ev.Kind != transfer.EventRefused {
+				t.Errorf("void, and P hears %v %q", ev.Kind, ev.Reason)
+			}
+		default:
+			t.Errorf("verdict %v", got)
 		}
 	}
 }
