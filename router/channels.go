@@ -14,10 +14,11 @@ import (
 	"github.com/headrace/headrace/router/pairing"
 )
 
-// Node is a node daemon and where it tells of itself.
-type Node struct{ ID, Admin string }
+// Node is a node daemon, where it tells of itself, and where other daemons, and routers, reach its data plane.
+type Node struct{ ID, Admin, Data string }
 
-// NodeSource is a Source that knows the daemons too. Pairing then counts with what they measured of their channels.
+// NodeSource is a Source that knows the daemons too. Pairing then counts with what they measured of their channels, and a
+// daemon that was restarted at another address is found again.
 type NodeSource interface {
 	// Nodes returns all daemons. The slice is not changed afterwards.
 	Nodes() []Node
@@ -216,6 +217,21 @@ func (x *channelFigures) share(old *channelFigures) {
 		x.AgainShare += againSmooth * (min(float64(x.again-old.again)/float64(sent), 1) - x.AgainShare)
 	} else if x.again == old.again {
 		x.sent = old.sent // wait until there are enough
+	}
+}
+
+// dataAddr is where a worker's daemon is reached: a restarted one has told so before its engines attach to it again.
+func dataAddr(source Source) func(*pairing.Worker) string {
+	nodes, _ := source.(NodeSource)
+	return func(w *pairing.Worker) string {
+		if nodes != nil {
+			for _, n := range nodes.Nodes() {
+				if n.ID == w.NodeID && n.Data != "" {
+					return n.Data
+				}
+			}
+		}
+		return w.NodeData
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -435,6 +436,26 @@ func TestRecall(t *testing.T) {
 	}
 }
 
+// TestLostLease: prefill has answered well, and its ticket is presented to nobody. Decode goes on without.
+func TestLostLease(t *testing.T) {
+	es := engines("vllm", "p1", "d1")
+	es[0].Fault = func(_ *routertest.EngineCall, stage string, _ int) routertest.Action {
+		if stage == routertest.StagePresent {
+			return routertest.Lose
+		}
+		return routertest.Go
+	}
+	h := startEngines(t, nil, es...)
+	for _, stream := range []bool{true, false} {
+		q := ask{n: 5, stream: stream}
+		h.do(q).wantWhole(t, q)
+	}
+	h.quiet()
+	if n := h.cluster.Recalls(); n != 0 {
+		t.Errorf("%d tickets recalled", n)
+	}
+}
+
 // TestMixedFleet has all sorts of workers of one model: each kind is paired with its own.
 func TestMixedFleet(t *testing.T) {
 	leakCheck(t)
@@ -515,12 +536,16 @@ func (p firstNative) Pick(ctx context.Context, r pairing.Request, v *pairing.Vie
 // TestEngineRefuses: what decode finds wrong with a request goes to the client in decode's words, at once.
 func TestEngineRefuses(t *testing.T) {
 	es := engines("vllm", "p1", "d1")
+	var late atomic.Bool // that something is wrong is found out within the stream; the last requests may still be on their way by then
 	for _, e := range es {
 		e.Fault = func(c *routertest.EngineCall, stage string, _ int) routertest.Action {
-			if stage == routertest.StageRequest {
+			if stage == routertest.StageRequest && !late.Load() {
 				return routertest.Bad
 			}
 			return routertest.Go
+		}
+		e.Reply = func(*routertest.EngineCall) (string, string) {
+			return "text/event-stream", `data: {"error": {"message": "no grammar", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\ndata: [DONE]\n\n"
 		}
 	}
 	h := startEngines(t, nil, es...)
@@ -533,12 +558,7 @@ func TestEngineRefuses(t *testing.T) {
 			t.Errorf("took %s", took)
 		}
 	})
-	for _, e := range es {
-		e.Fault = nil
-		e.Reply = func(*routertest.EngineCall) (string, string) {
-			return "text/event-stream", `data: {"error": {"message": "no grammar", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\ndata: [DONE]\n\n"
-		}
-	}
+	late.Store(true)
 	if a := h.do(ask{stream: true}); a.status != 400 || a.failure != "no grammar" || !json.Valid([]byte(a.raw)) {
 		t.Errorf("got %+v", a)
 	}

@@ -79,7 +79,7 @@ func New(cfg Config) (*Router, error) {
 	r.cfg.APIKeys = nil
 	r.probes = dialects.NewProber(r.client, cmp.Or(cfg.Upstream.SilenceTimeout, upstream.SilenceTimeout), cfg.ProbeTimeout)
 	if cfg.Recaller == nil {
-		if r.recaller, err = newRecaller(cfg.ClusterKey, cfg.Logger, r.metrics.recalls); err != nil {
+		if r.recaller, err = newRecaller(cfg.ClusterKey, dataAddr(cfg.Source), cfg.Logger, r.metrics); err != nil {
 			return nil, fmt.Errorf("configure router: %w", err)
 		}
 		cfg.Recaller = r.recaller

@@ -145,12 +145,12 @@ func watchPatiently(ctx context.Context, reg *registry.Registry) (*registry.Tabl
 // fleet shows the router the registry's workers.
 type fleet struct{ *registry.Table }
 
-// Nodes lists the daemons, for what they measure.
+// Nodes lists the daemons, for what they measure and where they are.
 func (f fleet) Nodes() []router.Node {
 	view := f.Snapshot()
 	nodes := make([]router.Node, 0, len(view.Nodes))
 	for _, n := range view.Nodes {
-		nodes = append(nodes, router.Node{ID: n.ID, Admin: n.Admin})
+		nodes = append(nodes, router.Node{ID: n.ID, Admin: n.Admin, Data: n.DataAddr})
 	}
 	return nodes
 }

@@ -40,6 +40,9 @@ type relay struct {
 	// until, when set, is when the answer must have begun.
 	until *time.Timer
 	late  func() *Outcome
+	// miss, when set, is when missed is called unless the answer has begun.
+	miss   *time.Timer
+	missed func()
 
 	begun   bool // the client was handed content
 	refused *Outcome
@@ -78,10 +81,7 @@ func (r *relay) run(ctx context.Context) Outcome {
 	defer look.Stop()
 	for {
 		var prefill, answer <-chan upstream.Batch
-		var until <-chan time.Time
-		if r.until != nil && !r.begun {
-			until = r.until.C
-		}
+		until, miss := r.timer(r.until), r.timer(r.miss)
 		if r.prefill != nil && !r.prefill.ended {
 			prefill = r.prefill.C
 		}
@@ -98,6 +98,8 @@ func (r *relay) run(ctx context.Context) Outcome {
 			out = r.fromAnswer(b)
 		case <-until:
 			out = r.late()
+		case <-miss:
+			r.missed()
 		case <-r.grace:
 			if r.grace = nil; !r.begun {
 				out = r.refused
@@ -111,10 +113,20 @@ func (r *relay) run(ctx context.Context) Outcome {
 	}
 }
 
+// timer is when t runs out, as long as the answer has not begun.
+func (r *relay) timer(t *time.Timer) <-chan time.Time {
+	if t == nil || r.begun {
+		return nil
+	}
+	return t.C
+}
+
 // close ends the legs.
 func (r *relay) close(finished bool) {
-	if r.until != nil {
-		r.until.Stop()
+	for _, t := range []*time.Timer{r.until, r.miss} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	if r.prefill != nil {
 		r.prefill.Close()

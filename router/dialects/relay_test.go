@@ -6,9 +6,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -238,21 +238,54 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// recalls counts what is recalled.
-type recalls struct{ n atomic.Int32 }
+// recalls notes what is recalled, and when tickets are checked.
+type recalls struct {
+	began  time.Time
+	mu     sync.Mutex
+	n      int
+	checks []time.Duration
+}
 
-func (r *recalls) Recall(string, []byte) { r.n.Add(1) }
+func (r *recalls) Recall(*pairing.Worker, []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n++
+}
 
-// TestPrefilledInVain: decode is not left waiting for KV cache that prefill knows will not come, and may go on without.
+func (r *recalls) Check(p, d *pairing.Worker, _ []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p.ID == "p" && d.ID == "d" {
+		r.checks = append(r.checks, time.Since(r.began))
+	}
+}
+
+// TestPrefilledInVain: decode is not left waiting for KV cache that prefill knows will not come, nor for what nobody knows of
+// any more, and may go on without. Decode's first content comes after 2.9 s, prefill's answer
+// after one.
 func TestPrefilledInVain(t *testing.T) {
-	for state, want := range map[string]int32{"failed": 1, "settled": 0, "handed": 0} {
-		answer := fmt.Sprintf(`{"kv_transfer_params":{"headrace":{"v":1,"state":%q,"reason":"x"}}}`, state)
-		play(t, true, well, after(time.Second, answer), speaks(2*time.Second), func(t *testing.T, s *scene) {
-			v := &VLLM{Client: s.client, Probes: s.probes, Key: []byte("0123456789abcdef0123456789abcdef"), Recaller: &recalls{}}
-			out := v.Run(context.Background(), s.a, &tape{})
-			if n := v.Recaller.(*recalls).n.Load(); out.Result != Finished || n != want {
-				t.Errorf("%s: got %+v, %d recalled", state, out, n)
-			}
+	ms := time.Millisecond
+	for _, tt := range []struct {
+		state  string
+		n      int
+		checks []time.Duration
+	}{
+		{"failed", 1, []time.Duration{1500 * ms, 2000 * ms, 2500 * ms}},
+		{"settled", 0, nil},
+		{"handed", 0, []time.Duration{1250 * ms, 1750 * ms, 2250 * ms, 2750 * ms}},
+		{"asked", 0, []time.Duration{1250 * ms, 1750 * ms, 2250 * ms, 2750 * ms}},
+		{"", 0, []time.Duration{1250 * ms, 1750 * ms, 2250 * ms, 2750 * ms}},
+	} {
+		t.Run(tt.state, func(t *testing.T) {
+			answer := fmt.Sprintf(`{"kv_transfer_params":{"headrace":{"v":1,"state":%q,"reason":"x"}}}`, tt.state)
+			play(t, true, well, after(time.Second, answer), speaks(2900*ms), func(t *testing.T, s *scene) {
+				told := &recalls{began: s.began}
+				v := &VLLM{Client: s.client, Probes: s.probes, Key: []byte("0123456789abcdef0123456789abcdef"), Recaller: told}
+				out := v.Run(context.Background(), s.a, &tape{})
+				if out.Result != Finished || told.n != tt.n || !slices.Equal(told.checks, tt.checks) {
+					t.Errorf("got %+v, %d recalled, checked at %s; want %d and %s", out, told.n, told.checks, tt.n, tt.checks)
+				}
+			})
 		})
 	}
 }

@@ -9,15 +9,27 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
 
 // VLLMName is the dialect of vLLM with Headrace's connector.
 const VLLMName = "vllm"
 
-// Recaller voids tickets. Recall does not wait: it is the daemon at data that hears of it, soon.
+// A prefill that has answered has presented its ticket, as a rule; so decode has its KV cache soon. Where it has not begun a
+// while later its daemon is asked, again and again: prefill's lease may have ended where nobody could tell decode, because a
+// daemon was killed.
+const (
+	missFirst = 250 * time.Millisecond
+	missEvery = 500 * time.Millisecond
+)
+
+// Recaller voids tickets. Its methods do not wait: it is the daemons that hear of it, soon.
 type Recaller interface {
-	Recall(data string, ticket []byte)
+	// Recall voids a ticket at d's daemon, whatever has become of it.
+	Recall(d *pairing.Worker, ticket []byte)
+	// Check voids a ticket that p's daemon has no lease of and nobody has presented at d's, so that d need not wait for it.
+	Check(p, d *pairing.Worker, ticket []byte)
 }
 
 // VLLM sends both legs at once with one ticket, as Native does. vLLM computes the prompt's last token again and samples the
@@ -48,9 +60,8 @@ func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 		return unminted(d, err)
 	}
 	r.prefilled = func(answer []byte) *Outcome { // what it sampled is of no use
-		if v.Recaller != nil && gjson.GetBytes(answer, "kv_transfer_params.headrace.state").String() == "failed" {
-			// Its KV cache will not come. Unless decode knows, having refused it because it needs none, it computes the prompt now.
-			v.Recaller.Recall(d.Decode.NodeData, ticket)
+		if v.Recaller != nil {
+			v.watch(r, ticket, gjson.GetBytes(answer, "kv_transfer_params.headrace.state").String())
 		}
 		return nil
 	}
@@ -61,10 +72,30 @@ func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 		// A leg that is closed before its scheduler has seen the request leaves nobody to refuse or revoke what the other
 		// engine has taken blocks for.
 		if v.Recaller != nil && !r.begun {
-			v.Recaller.Recall(d.Decode.NodeData, ticket)
+			v.Recaller.Recall(d.Decode, ticket)
 		}
 	}()
 	return r.run(ctx)
+}
+
+// watch sees to it that decode does not wait in vain, from prefill's answer on, which says how its lease is.
+func (v *VLLM) watch(r *relay, ticket []byte, state string) {
+	d := r.Decision
+	wait := missFirst
+	switch state {
+	case "settled":
+		return // decode has it
+	case "failed":
+		// Its KV cache will not come. Unless decode knows, having refused it because it needs none, it computes the prompt now.
+		// Its daemon may be away for a moment, and is asked again.
+		v.Recaller.Recall(d.Decode, ticket)
+		wait = missEvery
+	}
+	r.miss = time.NewTimer(wait)
+	r.missed = func() {
+		v.Recaller.Check(d.Prefill, d.Decode, ticket)
+		r.miss.Reset(missEvery)
+	}
 }
 
 // headraceParams is what the connector is told, by way of vLLM's kv_transfer_params.

@@ -18,6 +18,7 @@ import (
 
 // Stages of an Engine, beside StageRequest (its HTTP server has the request, its scheduler has not), StageToken and StageFinish.
 const (
+	StagePresent  = "present"  // prefill has seen the request and is about to present its ticket
 	StagePrefill  = "prefill"  // computing the prompt
 	StageAnswer   = "answer"   // prefill's answer is about to go
 	StageAnswered = "answered" // it went

@@ -3,28 +3,53 @@ package routertest
 import (
 	"time"
 
+	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/transfer/ticket"
 )
 
 // Recall is what the router asks a daemon for: the ticket is void, whoever holds blocks for it lets go.
-func (c *Cluster) Recall(data string, t []byte) {
-	got, err := ticket.Verify(Key, t, time.Now())
-	if err != nil {
-		c.violate("recall: %v", err)
+func (c *Cluster) Recall(d *pairing.Worker, t []byte) {
+	l := c.asked("recall", d, t)
+	if l == nil {
 		return
-	}
-	if data != dataAddr(got.DEngine) {
-		c.violate("recall at %s of a ticket for %s", data, got.DEngine)
 	}
 	c.mu.Lock()
 	c.recalls++
+	c.mu.Unlock()
+	l.end("recalled")
+}
+
+// Check is what the router asks two daemons for: the ticket is void unless it is presented.
+func (c *Cluster) Check(_, d *pairing.Worker, t []byte) {
+	l := c.asked("check", d, t)
+	if l == nil {
+		return
+	}
+	select {
+	case <-l.presented:
+	default:
+		l.end("nobody presented it")
+	}
+}
+
+// asked finds the lease of a ticket that a daemon is asked about.
+func (c *Cluster) asked(what string, d *pairing.Worker, t []byte) *lease {
+	got, err := ticket.Verify(Key, t, time.Now())
+	if err != nil {
+		c.violate("%s: %v", what, err)
+		return nil
+	}
+	if d.NodeData != dataAddr(got.DEngine) {
+		c.violate("%s at %s of a ticket for %s", what, d.NodeData, got.DEngine)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	l := c.leases[got.Nonce]
 	if l == nil {
 		l = newLease()
 		c.leases[got.Nonce] = l
 	}
-	c.mu.Unlock()
-	l.end("recalled")
+	return l
 }
 
 // Recalls returns how many tickets were recalled.
@@ -41,6 +66,10 @@ func (c *EngineCall) pushPrefill() error {
 		return c.refuse(500, "ticket")
 	}
 	l := c.lease
+	if e.Fault != nil && e.Fault(c, StagePresent, 0) == Lose {
+		c.w.Header().Set("Content-Type", "application/json")
+		return c.write(c.whole(c.prompt))
+	}
 	e.Cluster.hold(blocksPerLease)
 	e.wg.Go(func() {
 		select {

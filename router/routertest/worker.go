@@ -41,6 +41,7 @@ const (
 	Busy         // 503 (StageRequest)
 	Bad          // 400 (StageRequest)
 	Wait         // go on living, without getting on, until the request is cancelled
+	Lose         // answer well although the lease ended where nobody knew of it: its daemon was killed (StagePresent)
 )
 
 // Worker is a fake worker.
