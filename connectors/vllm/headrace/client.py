@@ -362,9 +362,9 @@ class Client:
             work = self._work.get(e.nonce)
             if work is None or work.link is not link:
                 known = link.presented.pop(e.nonce, None) is not None
-                if known or (e.lease == 0 and e.type is Type.ENDED):  # 0: recalled before anybody presented it
+                if known or (e.lease == 0 and e.type is Type.ENDED):  # 0: nobody presents it any more
                     self._events.append(Withdrawn(e.nonce, e.text))
-                    if work is not None:  # to be bound there, and waiting for a rank
+                    if work is not None and work.link is None:  # to be bound there, and waiting for a rank; else another daemon has it
                         self._over(work, Ended(work.lease, State.of(e.code), e.text))
                 return
             link.presented.pop(e.nonce, None)

@@ -9,6 +9,7 @@ import mmap
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import time
@@ -111,6 +112,36 @@ def ticket(p: Node, d: Node, p_engine: str = "p", d_engine: str = "d", seconds: 
     body = struct.pack("<4sBBH16s32sq", b"HRTK", 1, 0, 352, os.urandom(16), bytes(32), deadline)
     body += name(p.name) + name(d.name) + name(p_engine) + name(d_engine)
     return body + hmac.new(KEY, body, hashlib.sha256).digest()
+
+
+VOID, IDLE, LOOK = 0, 1, 2
+REMEMBERED, REVOKED, ENDED, REFUSED, FULL, LIVING, ABSENT = 1, 2, 3, 4, 5, 6, 7
+
+
+def recall(address: str, kind: int, *tickets: bytes) -> list[int]:
+    """As routers do, over a daemon's data address: a verdict for each ticket."""
+
+    def read(n: int) -> bytes:
+        data = b""
+        while len(data) < n:
+            more = sock.recv(n - len(data))
+            assert more, "the daemon closed the connection"
+            data += more
+        return data
+
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), LIMIT_S) as sock:
+        name = bytes([6]) + b"router".ljust(63, b"\0")
+        hello = struct.pack("<8sHHHH16s32s64sQ64s", b"HEADRACE", 2, 2, 5, 0, os.urandom(16), os.urandom(32), name, 0, bytes(64))
+        sock.sendall(hello)
+        challenge = read(216)
+        assert challenge[10:12] == bytes(2), "the daemon refused the connection"
+        sock.sendall(hmac.new(KEY, b"headrace 1 dial" + hello + challenge, hashlib.sha256).digest())
+        assert read(4) == bytes(4)
+        reason = b"nobody presented it"
+        sock.sendall(struct.pack("<4sHHHHI", b"HRRC", 2 if kind else 1, len(tickets), len(reason), kind, 0) + b"".join(tickets) + reason)
+        assert read(8) == struct.pack("<4sHH", b"HRRA", 1, len(tickets))
+        return list(read(len(tickets)))
 
 
 class Steps:

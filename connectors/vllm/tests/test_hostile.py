@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 import struct
@@ -66,6 +67,7 @@ class Fake:
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[Fake]:
+    gc.collect()  # what other tests left to the collector it must not take in this one
     before = len(os.listdir("/proc/self/fd"))
     made = Fake(tmp_path)
     yield made

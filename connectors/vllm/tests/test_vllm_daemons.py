@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headrace.client import Client
+from headrace.vllm import loads
 from headrace.vllm.control import Control
 from headrace.vllm.meta import Step
 from headrace.vllm.params import Offer, digest
 from headrace.vllm.worker import Member
-from tests.nodes import BLOCK_TOKENS, LIMIT_S, Memory, Node, ticket
+from tests.nodes import ABSENT, BLOCK_TOKENS, ENDED, IDLE, LIMIT_S, LIVING, LOOK, REMEMBERED, Memory, Node, recall, ticket
 
 PROMPT = Offer(40, digest(range(40), []))
 
@@ -68,11 +69,12 @@ class Pair:
         part = {"v": 1, "role": role, "ticket": base64.b64encode(raw).decode(), "deadline_ms": int((time.time() + 60) * 1000)}
         return {"headrace": part | ({"peer": self.d.client.address} if role == "prefill" else {})}
 
-    def begin(self) -> None:
+    def begin(self) -> bytes:
         """Both legs at once."""
         raw = ticket(self.node_p, self.node_d)
         self.p.control.added("rp", self.ask("prefill", raw), lambda: PROMPT)
         self.d.control.added("rd", self.ask("decode", raw), lambda: PROMPT)
+        return raw
 
     def until(self, condition: Callable[[], object]) -> None:
         limit = time.monotonic() + LIMIT_S
@@ -164,3 +166,80 @@ def test_a_killed_daemon_fails_the_load_when_its_process_is_gone(pair: Pair) -> 
     p.control.finished("rp", True)
     pair.until(lambda: not p.control.waiting)
     assert any("did not arrive" in text for text in d.said)
+
+
+def state(answer: dict[str, object] | None) -> object:
+    """What a prefill says of its lease in its answer."""
+    assert answer is not None
+    said = answer["headrace"]
+    assert isinstance(said, dict)
+    return said["state"]
+
+
+def test_a_decode_goes_on_alone_when_the_router_finds_that_nobody_presents(pair: Pair) -> None:
+    raw = pair.begin()
+    d, p = pair.d, pair.p
+    assert d.control.matched("rd", 0, False) is None
+    assert recall(p.client.address, LOOK, raw) == [ABSENT]
+    pair.node_p.kill()  # before the prefill had anything to do with it
+    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    pair.prefill([5, 2, 7], 40)
+    hold, answer = p.control.finished("rp", False)
+    assert not hold or state(answer) != "handed"
+    assert recall(d.client.address, IDLE, raw) == [REMEMBERED]
+    pair.until(lambda: d.control.matched("rd", 0, False) == 0)
+    assert any("nobody presented it" in text for text in d.said)
+
+
+def test_a_check_leaves_alone_what_is_presented(pair: Pair) -> None:
+    raw = pair.begin()
+    d, p = pair.d, pair.p
+    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    pair.prefill([5, 2, 7], 40)
+    hold, answer = p.control.finished("rp", False)
+    assert hold
+    assert state(answer) == "handed"
+    pair.until(lambda: d.control.loads._offers)
+    assert recall(p.client.address, LOOK, raw) == [LIVING]
+    assert recall(d.client.address, IDLE, raw) == [LIVING]
+    assert d.control.matched("rd", 0, False) == 40
+    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    pair.until(lambda: d.received and p.sent)
+    assert recall(p.client.address, LOOK, raw) == [ABSENT]
+    assert recall(d.client.address, IDLE, raw) == [ENDED], "D's engine hears of that behind SETTLED"
+    pair.d.step()
+    assert (d.received, d.failed, d.said) == ({"rd"}, set(), d.said)
+
+
+def test_a_check_finds_a_decode_whose_daemon_was_killed_and_came_back(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "AGAIN_S_MAX", 1000.0)  # it would help itself some time
+    raw = pair.begin()
+    d, p = pair.d, pair.p
+    assert d.control.matched("rd", 0, False) is None
+    pair.node_d.kill()
+    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    pair.prefill([5, 2, 7], 40)  # nobody listens where it is to be presented
+    p.control.finished("rp", False)
+    limit = time.monotonic() + LIMIT_S
+    while recall(p.client.address, LOOK, raw) == [LIVING]:
+        assert time.monotonic() < limit
+    d.step()
+    pair.node_d.start()
+    pair.until(lambda: d.client.ready)
+    assert d.control.matched("rd", 0, False) is None
+    assert recall(d.client.address, IDLE, raw) == [REMEMBERED]
+    pair.until(lambda: d.control.matched("rd", 0, False) == 0)
+    assert any("nobody presented it" in text for text in d.said)
+
+
+def test_a_decode_does_not_wait_long_for_what_a_lost_daemon_may_have_known(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "AGAIN_S_MAX", 0.3)
+    pair.begin()
+    d = pair.d
+    assert d.control.matched("rd", 0, False) is None
+    pair.node_d.kill()
+    pair.until(lambda: not d.client.ready)
+    pair.node_d.start()
+    pair.until(lambda: d.client.ready)
+    pair.until(lambda: d.control.matched("rd", 0, False) == 0)
+    assert any("the node daemon was lost" in text for text in d.said), d.said

@@ -162,6 +162,8 @@ class Control:
             if ev.lease.role == "P":
                 self.sends.event(ev)
         elif isinstance(ev, Connected):
+            if self._lost:
+                self.loads.reattached()
             self._away_since, self._lost = None, False
             self._log("info", f"attached to the node daemon of {ev.node} (data address {ev.address or 'none'}, epoch {ev.epoch:#x})")
         elif isinstance(ev, Draining):

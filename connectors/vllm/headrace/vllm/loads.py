@@ -21,6 +21,7 @@ from headrace.vllm.params import Ask, BadParams, Offer
 from headrace.vllm.tally import Tally
 
 ABSENT_S_MAX = 1.0  # how long a request waits for a daemon that is not there
+AGAIN_S_MAX = 3.0  # and for its prefill from when a daemon took the place of one that was lost: what that one knew of is gone
 DEADLINE_GRACE_S = 2.0  # behind a ticket's deadline, by when its daemon has said so if it can say anything
 KEPT_OFFERS_MAX = 4096  # offers, and withdrawals, of tickets whose request has not come: the oldest is dropped first
 
@@ -63,6 +64,7 @@ class Load:
     phase: Phase = Phase.WAITING
     why: str = ""
     absent_since: float | None = None
+    again_since: float | None = None  # another daemon is there than when the request came
     local: int = 0  # tokens vLLM has already, when it was last asked
     tokens: int = 0  # that P offers
     blocks: tuple[int, ...] = ()
@@ -201,6 +203,13 @@ class Loads:
         else:
             self._lose(ld, ev.text or "ended", {State.EXPIRED: "expired", State.LOST: "daemon_lost"}.get(ev.state, "ended"))
 
+    def reattached(self) -> None:
+        """A daemon is there again, behind one that was lost. Its engine's requests may wait for what the lost one had been given."""
+        now = self._clock()
+        for ld in self._loads.values():
+            if ld.phase is Phase.WAITING and ld.again_since is None:
+                ld.again_since = now
+
     def reported(self, reqs: Sequence[str]) -> None:
         """The workers have told vLLM that these loads are finished, which is how it hears of a failed one."""
         for req in reqs:
@@ -265,6 +274,9 @@ class Loads:
             return self._alone(ld, "the prefill did not come before the ticket's deadline", "not_presented")
         if now - ld.arrived > self._wait_s:
             return self._alone(ld, f"the prefill did not come within {self._wait_s:g} s", "not_presented")
+        if ld.again_since is not None and now - ld.again_since > min(AGAIN_S_MAX, self._wait_s):
+            why = f"the node daemon was lost, and the prefill did not come to the next one within {AGAIN_S_MAX:g} s"
+            return self._alone(ld, why, "not_presented")
         return None
 
     def _follow(self, ld: Load) -> int | None:

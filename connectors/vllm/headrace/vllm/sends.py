@@ -131,7 +131,9 @@ class Sends:
             self._forget(s)
             return False, {"headrace": {"v": VERSION, "state": "failed" if s.over else "settled", "reason": s.over}}
         s.held = True
-        return True, {"headrace": {"v": VERSION, "state": "failed" if s.revoked else "handed", "reason": s.why}}
+        # What no daemon has taken yet may never be: "handed" is said of a lease that there is
+        state = "failed" if s.revoked else "handed" if s.lease is not None and s.lease.ref is not None else "asked"
+        return True, {"headrace": {"v": VERSION, "state": state, "reason": s.why}}
 
     # what the daemon and the workers say
 
