@@ -62,26 +62,6 @@ func realModel(t testing.TB) *Tokenizer {
 	return tok
 }
 
-func TestSplitGolden(t *testing.T) {
-	g := readGolden(t)
-	for _, pre := range []string{"gpt-2", "llama-bpe", "qwen2", "smollm"} {
-		t.Run(pre, func(t *testing.T) {
-			split, _, err := splitterFor(pre)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, row := range g.Rows {
-				ends := []int{}
-				at := 0
-				split(row.Text, func(p string) { at += len(p); ends = append(ends, at) })
-				if !slices.Equal(ends, row.Splits[pre]) {
-					t.Errorf("%q: ends %v, want %v", row.Text, ends, row.Splits[pre])
-				}
-			}
-		})
-	}
-}
-
 func TestSmolLMGolden(t *testing.T) {
 	tok := realModel(t)
 	g := readGolden(t)

@@ -1,4 +1,4 @@
-package tokenizer
+package bpe
 
 import (
 	"sync"
@@ -21,15 +21,18 @@ var alphabet = sync.OnceValue(func() map[rune]byte {
 	return m
 })
 
-// fromAlphabet returns the bytes a written token stands for. Characters outside of the alphabet stand for themselves.
-func fromAlphabet(text string) []byte {
+// FromAlphabet returns the bytes that a token of a byte-level vocabulary file stands for. Characters outside of the
+// alphabet stand for themselves, and pure is false: no text is ever encoded as such a token.
+func FromAlphabet(text string) (out []byte, pure bool) {
 	m := alphabet()
-	out := make([]byte, 0, len(text))
+	out = make([]byte, 0, len(text))
+	pure = true
 	for i, r := range text {
 		if b, ok := m[r]; ok {
 			out = append(out, b)
 			continue
 		}
+		pure = false
 		n := 1
 		if r != utf8.RuneError {
 			n = utf8.RuneLen(r)
@@ -38,5 +41,5 @@ func fromAlphabet(text string) []byte {
 		}
 		out = append(out, text[i:i+n]...)
 	}
-	return out
+	return out, pure
 }
