@@ -60,7 +60,9 @@ func New(source string, o Options) (*Template, error) {
 
 // Input is what a template is given.
 type Input struct {
-	Messages             []openai.Message
+	Messages []openai.Message
+	// Conversation, when not nil, is what the template gets in place of Messages: an array of objects, as they are.
+	Conversation         json.RawMessage
 	Tools                json.RawMessage // an array, or nil
 	Args                 json.RawMessage // an object with further variables, or nil
 	AddGenerationPrompt  bool
@@ -131,13 +133,9 @@ func (t *Template) variables(in Input) (map[string]any, error) {
 			}
 		}
 	}
-	messages := make(list, len(in.Messages))
-	for i := range in.Messages {
-		m, err := message(&in.Messages[i])
-		if err != nil {
-			return nil, fmt.Errorf("%w: messages[%d].tool_calls: %w", ErrBadInput, i, err)
-		}
-		messages[i] = m
+	messages, err := conversation(&in)
+	if err != nil {
+		return nil, err
 	}
 	vars["messages"] = messages
 	vars["add_generation_prompt"] = in.AddGenerationPrompt
@@ -155,6 +153,26 @@ func (t *Template) variables(in Input) (map[string]any, error) {
 		vars["tools"] = tools
 	}
 	return vars, nil
+}
+
+// conversation is what the template sees as messages.
+func conversation(in *Input) (any, error) {
+	if in.Conversation != nil {
+		messages, err := decode(in.Conversation)
+		if err != nil {
+			return nil, fmt.Errorf("%w: messages: %w", ErrBadInput, err)
+		}
+		return messages, nil
+	}
+	messages := make(list, len(in.Messages))
+	for i := range in.Messages {
+		m, err := message(&in.Messages[i])
+		if err != nil {
+			return nil, fmt.Errorf("%w: messages[%d].tool_calls: %w", ErrBadInput, i, err)
+		}
+		messages[i] = m
+	}
+	return messages, nil
 }
 
 func message(m *openai.Message) (*exec.Dict, error) {
