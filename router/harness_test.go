@@ -155,6 +155,7 @@ func startMixed(t *testing.T, change func(*Config), workers []*routertest.Worker
 		if err := <-h.served; err != nil {
 			t.Errorf("Serve: %v", err)
 		}
+		h.until("the engines' connections to be closed", func() bool { return h.conns() == 0 })
 		for _, w := range h.workers {
 			w.Stop()
 		}
@@ -182,6 +183,18 @@ func (h *harness) startEngine(e *routertest.Engine) {
 		h.t.Fatal(err)
 	}
 	h.engines = append(h.engines, e)
+}
+
+// conns is how many connections the engines have.
+func (h *harness) conns() int {
+	n := 0
+	for _, w := range h.workers {
+		n += w.Conns()
+	}
+	for _, e := range h.engines {
+		n += e.Conns()
+	}
+	return n
 }
 
 // quiet waits until nothing of any request is left anywhere.

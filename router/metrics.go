@@ -17,6 +17,7 @@ type metrics struct {
 	attempts     *prometheus.CounterVec
 	recalls      *prometheus.CounterVec
 	checks       *prometheus.CounterVec
+	aborts       *prometheus.CounterVec
 	inFlight     *prometheus.GaugeVec
 	ttft         *prometheus.HistogramVec
 	e2e          *prometheus.HistogramVec
@@ -43,6 +44,7 @@ func newMetrics(reg *prometheus.Registry) *metrics {
 		attempts:     prometheus.NewCounterVec(opts("attempts_total", "Dispatches, by the workers' dialect and how they ended."), []string{"dialect", "result"}),
 		recalls:      prometheus.NewCounterVec(opts("recalls_total", "Tickets that daemons were told are void, by what became of them there."), []string{"verdict"}),
 		checks:       prometheus.NewCounterVec(opts("checks_total", "Tickets that decode's daemon was asked for because decode had not begun behind prefill's answer, by what became of them there; remembered: nobody would have presented them."), []string{"verdict"}),
+		aborts:       prometheus.NewCounterVec(opts("aborts_total", "Times that SGLang engines were told that a request is void, by what became of it."), []string{"result"}),
 		inFlight:     prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "headrace", Subsystem: "router", Name: "requests_in_flight", Help: "Requests being served, by phase."}, []string{"phase"}),
 		ttft:         prometheus.NewHistogramVec(histogram("time_to_first_token_seconds", "From the request's arrival to its first text, by endpoint.", 0.001, 2, 18), []string{"endpoint"}),
 		e2e:          prometheus.NewHistogramVec(histogram("request_duration_seconds", "From the request's arrival to its end, by endpoint.", 0.001, 2, 19), []string{"endpoint"}),
@@ -51,7 +53,7 @@ func newMetrics(reg *prometheus.Registry) *metrics {
 		overhead:     prometheus.NewHistogram(histogram("overhead_seconds", "The router's own time from a request's arrival to its first dispatch, queueing left out.", 0.00001, 2, 16)),
 		tokens:       prometheus.NewCounter(opts("generated_tokens_total", "Tokens handed to clients.")),
 	}
-	reg.MustRegister(m.requests, m.redispatches, m.cancels, m.upstream, m.decisions, m.attempts, m.recalls, m.checks, m.inFlight, m.ttft, m.e2e, m.itl, m.queued, m.overhead, m.tokens)
+	reg.MustRegister(m.requests, m.redispatches, m.cancels, m.upstream, m.decisions, m.attempts, m.recalls, m.checks, m.aborts, m.inFlight, m.ttft, m.e2e, m.itl, m.queued, m.overhead, m.tokens)
 	for s := state(0); s < stateDone; s++ {
 		m.phases[s] = m.inFlight.WithLabelValues(s.String())
 	}

@@ -394,6 +394,8 @@ func (q *request) Flush() error { return q.out.Flush() }
 // Phase moves the state machine.
 func (q *request) Phase(p dialects.Phase) {
 	switch p {
+	case dialects.Reserving:
+		q.enter(stateReserving)
 	case dialects.Prefilling:
 		q.enter(statePrefilling)
 	case dialects.Transferring:

@@ -34,18 +34,20 @@ const (
 
 // Router is the front. Its methods are safe for concurrent use.
 type Router struct {
-	cfg       Config
-	log       *slog.Logger
-	keys      *keyring
-	metrics   *metrics
-	fleet     *fleet
-	client    *upstream.Client
-	dialects  map[string]dialects.Dialect
-	probes    *dialects.Prober
-	recaller  *recaller // nil when the configuration brought one
-	admission *admission
-	decisions *decisionRing
-	started   time.Time
+	cfg        Config
+	log        *slog.Logger
+	keys       *keyring
+	metrics    *metrics
+	fleet      *fleet
+	client     *upstream.Client
+	dialects   map[string]dialects.Dialect
+	probes     *dialects.Prober
+	errands    *dialects.Errands
+	bootstraps *dialects.Bootstraps
+	recaller   *recaller // nil when the configuration brought one
+	admission  *admission
+	decisions  *decisionRing
+	started    time.Time
 
 	server         *fasthttp.Server
 	metricsHandler fasthttp.RequestHandler
@@ -78,6 +80,8 @@ func New(cfg Config) (*Router, error) {
 	}
 	r.cfg.APIKeys = nil
 	r.probes = dialects.NewProber(r.client, cmp.Or(cfg.Upstream.SilenceTimeout, upstream.SilenceTimeout), cfg.ProbeTimeout)
+	r.errands = dialects.NewErrands(r.client, func(result string) { r.metrics.aborts.WithLabelValues(result).Inc() })
+	r.bootstraps = dialects.NewBootstraps(r.client)
 	if cfg.Recaller == nil {
 		if r.recaller, err = newRecaller(cfg.ClusterKey, dataAddr(cfg.Source), cfg.Logger, r.metrics); err != nil {
 			return nil, fmt.Errorf("configure router: %w", err)
@@ -89,6 +93,10 @@ func New(cfg Config) (*Router, error) {
 		&dialects.Native{Client: r.client, Key: cfg.ClusterKey},
 		&dialects.VLLM{Client: r.client, Key: cfg.ClusterKey, Probes: r.probes, Recaller: cfg.Recaller},
 		&dialects.Nixl{Client: r.client, Probes: r.probes, Lease: cfg.NixlLease},
+		&dialects.NixlPush{Client: r.client, Probes: r.probes},
+		&dialects.Mooncake{Client: r.client, Probes: r.probes, Bootstraps: r.bootstraps},
+		&dialects.NCCL{Client: r.client, Probes: r.probes, Errands: r.errands},
+		&dialects.SGLang{Client: r.client, Probes: r.probes, Errands: r.errands},
 		&dialects.Plain{Client: r.client, Probes: r.probes},
 	} {
 		r.dialects[d.Name()] = d
@@ -275,8 +283,10 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	stop, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	r.closeConns()
+	r.errands.Close() // while there is a client to say them with
 	r.client.Close()
 	r.probes.Wait()
+	r.bootstraps.Wait()
 	if r.recaller != nil {
 		errs = append(errs, r.recaller.close(stop))
 	}

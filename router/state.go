@@ -9,6 +9,7 @@ type state uint8
 const (
 	stateQueued       state = iota // waiting for admission
 	statePairing                   // choosing workers, or waiting for one to come back
+	stateReserving                 // workers are chosen, and what they must be told of each other is asked for
 	statePrefilling                // dispatched, no hand-off yet
 	stateTransferring              // prefill handed off, decode has not begun
 	stateDecoding
@@ -17,14 +18,15 @@ const (
 	stateCount
 )
 
-var stateNames = [stateCount]string{"queued", "pairing", "prefilling", "transferring", "decoding", "done", "cancelled"}
+var stateNames = [stateCount]string{"queued", "pairing", "reserving", "prefilling", "transferring", "decoding", "done", "cancelled"}
 
 func (s state) String() string { return stateNames[s] }
 
 // nextStates has what may follow. Back to pairing means to be dispatched again.
 var nextStates = [stateCount][]state{
 	stateQueued:       {statePairing, stateDone, stateCancelled},
-	statePairing:      {statePrefilling, stateDone, stateCancelled},
+	statePairing:      {stateReserving, statePrefilling, stateDone, stateCancelled},
+	stateReserving:    {statePrefilling, statePairing, stateDone, stateCancelled},
 	statePrefilling:   {stateTransferring, stateDecoding, statePairing, stateDone, stateCancelled},
 	stateTransferring: {stateDecoding, statePairing, stateDone, stateCancelled},
 	stateDecoding:     {statePairing, stateDone, stateCancelled},

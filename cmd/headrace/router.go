@@ -162,7 +162,8 @@ func (f fleet) Workers() []pairing.Worker {
 		workers = append(workers, pairing.Worker{
 			ID: w.ID, Role: pairing.Role(w.Role), Model: w.Model, Addr: w.Addr, NodeID: w.NodeID, NodeData: w.NodeData,
 			Dialect: w.Dialect, Incarnation: fmt.Sprint(w.Host, w.PID, w.Started.UnixNano()), Fingerprint: w.Fingerprint,
-			BlockTokens: w.BlockTokens, Blocks: w.Blocks, ContextTokens: w.ContextTokens, TensorParallel: max(w.TensorParallel, 1), Opaque: w.Opaque, Events: w.Events, EventsReplay: w.EventsReplay,
+			BlockTokens: w.BlockTokens, Blocks: w.Blocks, ContextTokens: w.ContextTokens, TensorParallel: max(w.TensorParallel, 1), Opaque: w.Opaque,
+			KVAddr: w.KVAddr, KVEngine: w.KVEngine, PipelineParallel: max(w.PipelineParallel, 1), Events: w.Events, EventsReplay: w.EventsReplay,
 		})
 	}
 	return workers

@@ -72,6 +72,12 @@ type Worker struct {
 	Opaque bool `json:"opaque,omitempty"`
 	// Layout says in words how its KV cache lies in memory.
 	Layout string `json:"layout,omitempty"`
+	// KVAddr is the host:port at which the engine's own KV connector is found by its peers: the bootstrap server of SGLang or
+	// Mooncake, NIXL's side channel, P2P-NCCL's socket. KVEngine is what its peers call it.
+	KVAddr   string `json:"kv_addr,omitempty"`
+	KVEngine string `json:"kv_engine,omitempty"`
+	// PipelineParallel is how many stages the layers are shared out over; 0 is 1.
+	PipelineParallel uint32 `json:"pipeline_parallel,omitempty"`
 	// Events and EventsReplay are host:port of its KV events' publisher (ZMQ PUB) and of their replay (ROUTER).
 	Events       string    `json:"events,omitempty"`
 	EventsReplay string    `json:"events_replay,omitempty"`

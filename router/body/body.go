@@ -43,6 +43,9 @@ const (
 	keyN             = "n"
 	keyTransfer      = "kv_transfer_params"
 	keyEncoder       = "ec_transfer_params"
+	keyBootstrapHost = "bootstrap_host"
+	keyBootstrapPort = "bootstrap_port"
+	keyBootstrapRoom = "bootstrap_room"
 )
 
 // Parse reads b.
@@ -99,6 +102,12 @@ func keyName(quoted []byte) string {
 		return keyTransfer
 	case keyEncoder:
 		return keyEncoder
+	case keyBootstrapHost:
+		return keyBootstrapHost
+	case keyBootstrapPort:
+		return keyBootstrapPort
+	case keyBootstrapRoom:
+		return keyBootstrapRoom
 	}
 	return ""
 }
@@ -122,7 +131,7 @@ func (p *Body) isNull(s span) bool { return string(p.raw[s.start:s.end]) == "nul
 func (p *Body) take(name string, value span) *openai.Error {
 	text := string(p.raw[value.start:value.end])
 	switch name {
-	case keyTransfer, keyEncoder: // they name hosts that an engine connects to
+	case keyTransfer, keyEncoder, keyBootstrapHost, keyBootstrapPort, keyBootstrapRoom: // they name hosts that an engine connects to
 		return openai.BadRequest(name, openai.CodeUnsupported, "'%s' is between router and engines, clients may not send it.", name)
 	case keyModel:
 		if text == "null" {

@@ -57,24 +57,29 @@ func (p *Body) Value(name string) []byte {
 }
 
 // Prompts tells how many prompts a completion's prompt is: 1 for a string or a list of token ids, else the length of
-// the list, of which no more than two are counted.
-func (p *Body) Prompts() int {
-	v := p.Value("prompt")
+// the list.
+func (p *Body) Prompts() int { return max(1, Batch(p.Value("prompt"))) }
+
+// Batch tells how many prompts are in a list of them, texts or lists of token ids; 0 for what is one prompt, v being a value of
+// the body.
+func Batch(v []byte) int {
 	if len(v) == 0 || v[0] != '[' {
-		return 1
+		return 0
 	}
 	i := skipSpace(v, 1)
 	if v[i] != '"' && v[i] != '[' {
-		return 1
+		return 0
 	}
-	s := scanner{b: v, i: i, member: func(span, span) error { return nil }}
-	if s.run() != nil { // it was scanned before
-		return 2
+	for n := 1; ; n++ {
+		s := scanner{b: v, i: i, member: func(span, span) error { return nil }}
+		if s.run() != nil { // it was scanned before
+			return n
+		}
+		if i = skipSpace(v, s.i); i >= len(v) || v[i] != ',' {
+			return n
+		}
+		i = skipSpace(v, i+1)
 	}
-	if i = skipSpace(v, s.i); i < len(v) && v[i] == ',' {
-		return 2
-	}
-	return 1
 }
 
 // Member returns the value of a member of the JSON object b, nil when b is no such object or the member is missing or

@@ -58,7 +58,7 @@ func TestValue(t *testing.T) {
 
 func TestPrompts(t *testing.T) {
 	for in, want := range map[string]int{
-		`"a"`: 1, `null`: 1, `[1,2,3]`: 1, `[]`: 1, `["a"]`: 1, `[ [ 1 , 2 ] ]`: 1, `["a", "b"]`: 2, `["a,]", "b", "c"]`: 2, `[[1],[2]]`: 2, `[ [1,[2]] , [3] ]`: 2, `["\"]","x"]`: 2,
+		`"a"`: 1, `null`: 1, `[1,2,3]`: 1, `[]`: 1, `["a"]`: 1, `[ [ 1 , 2 ] ]`: 1, `["a", "b"]`: 2, `["a,]", "b", "c"]`: 3, `[[1],[2]]`: 2, `[ [1,[2]] , [3] ]`: 2, `["\"]","x"]`: 2,
 	} {
 		if got := parse(t, `{"model":"m","prompt":`+in+`}`).Prompts(); got != want {
 			t.Errorf("%s: %d prompts, want %d", in, got, want)

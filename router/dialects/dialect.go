@@ -65,7 +65,9 @@ type Phase uint8
 
 // Phases of an attempt.
 const (
-	Prefilling Phase = iota
+	// Reserving: what the engines must be told of each other is being found out.
+	Reserving Phase = iota
+	Prefilling
 	Transferring
 	Decoding
 )

@@ -44,6 +44,9 @@ type leg struct {
 	worker   *pairing.Worker
 	answered bool
 	ended    bool // its last batch was taken
+	// Of workers that do not speak our own dialect.
+	whole     bool // its response is complete
+	undialled bool
 
 	// Of workers that may be silent: when it was last known to live, and the question that is under way.
 	alive time.Time

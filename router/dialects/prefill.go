@@ -1,6 +1,10 @@
 package dialects
 
 import (
+	"fmt"
+
+	"github.com/tidwall/gjson"
+
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/body"
 )
@@ -21,6 +25,10 @@ var aboutTheAnswer = set(
 	"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend", "guided_whitespace_pattern",
 )
 
+// responsesOnly is aboutTheAnswer of a response, which has other names for some of it, and is kept by its engine unless it is
+// asked not to. request_id is the router's own.
+var responsesOnly = set("max_output_tokens", "store", "background", "include", "request_id", "metadata")
+
 // completionsOnly is aboutTheAnswer where there is no template.
 var completionsOnly = set("response_format")
 
@@ -34,21 +42,30 @@ func set(lists ...string) map[string]bool {
 
 func init() {
 	for name := range aboutTheAnswer {
-		completionsOnly[name] = true
+		completionsOnly[name], responsesOnly[name] = true, true
 	}
 }
 
-// prefillBody is the client's request for one token that nobody looks at, with transfer parameters kv.
-func prefillBody(q *Request, kv []byte) [][]byte {
+// prefillBody is the client's request for one token that nobody looks at, with transfer parameters kv, nil for none. id, when
+// there is one, is what vLLM must call it.
+func prefillBody(q *Request, id string, kv []byte) [][]byte {
 	drop := aboutTheAnswer
 	if e, ok := openai.EndpointOf(q.Path); ok && e == openai.Completions {
 		drop = completionsOnly
 	}
-	added := `"stream":false,"temperature":0,"max_tokens":1,`
-	if q.Body.Value("max_completion_tokens") != nil {
-		added += `"max_completion_tokens":1,`
+	added := `"stream":false,"temperature":0,"max_tokens":1`
+	if q.Path == PathResponses {
+		drop, added = responsesOnly, `"stream":false,"store":false,"temperature":0,"max_output_tokens":1`
+		if id != "" {
+			added += `,"request_id":"` + id + `"`
+		}
+	} else if q.Body.Value("max_completion_tokens") != nil {
+		added += `,"max_completion_tokens":1`
 	}
-	return q.Body.Without(drop, withParams(added, kv))
+	if kv == nil {
+		return q.Body.Without(drop, []byte(added))
+	}
+	return q.Body.Without(drop, withParams(added+",", kv))
 }
 
 // withParams appends kv_transfer_params to members.
@@ -65,6 +82,13 @@ func Unpaired(dialect string, b *body.Body) string {
 	switch {
 	case dialect == PlainName:
 		return "workers without a connector"
+	case dialect == SGLangName: // whose own router shares all of these
+		if n := rooms(b); n > roomsMax {
+			return fmt.Sprintf("%d answers to one request, at most %d", n, roomsMax)
+		}
+		return ""
+	case b.N > 1 && (dialect == NCCLName || dialect == NixlPushName || dialect == MooncakeName):
+		return "several choices" // decode makes requests of other ids of them, for which prefill has nothing
 	case b.Prompts() > 1:
 		return "several prompts"
 	case b.Value("prompt_embeds") != nil:
@@ -78,5 +102,27 @@ func Unpaired(dialect string, b *body.Body) string {
 	case b.Value("truncate_prompt_tokens") != nil && b.Value("truncate_prompt_tokens")[0] == '-':
 		return "truncate_prompt_tokens" // -1 is what max_tokens leaves, and prefill's is 1
 	}
-	return ""
+	return responsesUnpaired(b)
+}
+
+// responsesUnpaired says why a response is one engine's: it goes on from what that one keeps, or is asked for several times
+// with the same transfer parameters, the engine calling tools in between.
+func responsesUnpaired(b *body.Body) string {
+	if b.Value("input") == nil {
+		return ""
+	}
+	switch {
+	case b.Value("previous_response_id") != nil:
+		return "previous_response_id"
+	case string(b.Value("background")) == "true":
+		return "background"
+	}
+	why := ""
+	gjson.ParseBytes(b.Value("tools")).ForEach(func(_, tool gjson.Result) bool {
+		if tool.Get("type").String() != "function" {
+			why = "tools that the engine calls"
+		}
+		return why == ""
+	})
+	return why
 }

@@ -35,10 +35,23 @@ type relay struct {
 
 	prefill *leg // nil for none
 	answer  *leg // nil as long as prefill must come first
-	// prefilled is called with the body of prefill's answer.
+	// prefilled, when set, is called with the body of prefill's answer.
 	prefilled func(body []byte) *Outcome
+	// sameBody: prefill gets what decode gets, so that its answer may be a stream and what it refuses is the client's fault.
+	sameBody bool
+	tongue   tongue
+	errands  *Errands // of deaf engines, which know the request as rid
+	rid      string
+	// merge, when set, needs prefill's answer before anything of decode's goes to the client: held is what has come.
+	merge   *logprobs
+	held    []upstream.Batch
+	handed  bool // prefill's answer is here
+	recall  func()
+	through func(prefill *leg) bool // sees a prefill through that nobody wants any more
+	closes  bool                    // an event was the last one of an answer that ends without [DONE]
 	// until, when set, is when the answer must have begun.
 	until *time.Timer
+	safe  time.Time // when until fires
 	late  func() *Outcome
 	// miss, when set, is when missed is called unless the answer has begun.
 	miss   *time.Timer
@@ -49,14 +62,31 @@ type relay struct {
 	grace   <-chan time.Time
 }
 
+// call is what one leg asks for.
+type call struct {
+	worker  *pairing.Worker
+	role    string
+	body    [][]byte
+	id      string // X-Request-Id; "" for the attempt's
+	stream  bool   // also where prefill is asked
+	headers [][2]string
+}
+
 // open sends a request of this attempt.
 func (r *relay) open(w *pairing.Worker, role string, body [][]byte) *leg {
+	return r.send(call{worker: w, role: role, body: body})
+}
+
+func (r *relay) send(c call) *leg {
 	accept := "application/json"
-	if role != rolePrefill && r.Request.Stream {
+	if c.stream || c.role != rolePrefill && r.Request.Stream {
 		accept = "text/event-stream"
 	}
-	return &leg{worker: w, role: role, alive: time.Now(), Leg: r.client.Open(target(w), upstream.Request{
-		Path: r.Request.Path, RequestID: r.engineRequestID(), Body: body, Accept: accept, Patient: true, WholeBytesMax: wholeBytesMax})}
+	if c.id == "" {
+		c.id = r.engineRequestID()
+	}
+	return &leg{worker: c.worker, role: c.role, alive: time.Now(), Leg: r.client.Open(target(c.worker), upstream.Request{
+		Path: r.Request.Path, RequestID: c.id, Headers: c.headers, Body: c.body, Accept: accept, Patient: true, WholeBytesMax: wholeBytesMax})}
 }
 
 // engineRequestID is what the engine makes the answer's id of, by putting a prefix in front. A second attempt has another
@@ -85,7 +115,7 @@ func (r *relay) run(ctx context.Context) Outcome {
 		if r.prefill != nil && !r.prefill.ended {
 			prefill = r.prefill.C
 		}
-		if r.answer != nil {
+		if r.answer != nil && len(r.held) < batchesQueuedMax {
 			answer = r.answer.C
 		}
 		var out *Outcome
@@ -97,6 +127,7 @@ func (r *relay) run(ctx context.Context) Outcome {
 		case b := <-answer:
 			out = r.fromAnswer(b)
 		case <-until:
+			r.tongue.leased = false // it may not read any more
 			out = r.late()
 		case <-miss:
 			r.missed()
@@ -123,21 +154,60 @@ func (r *relay) timer(t *time.Timer) <-chan time.Time {
 
 // close ends the legs.
 func (r *relay) close(finished bool) {
+	for _, b := range r.held {
+		b.Release()
+	}
+	if !finished && r.tongue.leased {
+		r.lastAnswer()
+	}
 	for _, t := range []*time.Timer{r.until, r.miss} {
 		if t != nil {
 			t.Stop()
 		}
 	}
-	if r.prefill != nil {
-		r.prefill.Close()
+	if r.until != nil && time.Until(r.safe) < r.client.FinishTimeout() { // the blocks may be another request's before it has got so far
+		r.tongue.leased = false
 	}
-	if r.answer == nil {
+	e := r.tongue.end(r.prefill.course(), r.answer.course(), r.begun, finished)
+	if e.prefill == seeThrough && r.through(r.prefill) {
+		r.prefill = nil // it is the errand's now
+	}
+	r.do(e.prefill, r.prefill)
+	r.do(e.answer, r.answer)
+	if e.recall && r.recall != nil {
+		r.recall()
+	}
+}
+
+// do does with a leg what the ending says.
+func (r *relay) do(d deed, l *leg) {
+	switch {
+	case l == nil:
+	case d == finish:
+		l.Finish()
+	case d == linger:
+		l.Linger()
+	default:
+		l.Close()
+		if d == callOff {
+			r.errands.abort(l.Target, r.rid)
+		}
+	}
+}
+
+// lastAnswer takes what prefill has just answered: somebody must tell it that the blocks are not wanted, and that is decode.
+func (r *relay) lastAnswer() {
+	if r.prefill == nil || r.prefill.ended || r.answer != nil || r.prefilled == nil {
 		return
 	}
-	if finished {
-		r.answer.Finish()
-	} else {
-		r.answer.Close()
+	select {
+	case b := <-r.prefill.C:
+		r.prefill.took(b)
+		if b.Err == io.EOF && b.Status == http.StatusOK && !b.SSE {
+			_ = r.prefilled(b.Data)
+		}
+		b.Release()
+	default:
 	}
 }
 
@@ -171,11 +241,12 @@ func (r *relay) look() *Outcome {
 func (r *relay) fromPrefill(b upstream.Batch) *Outcome {
 	defer b.Release()
 	l := r.prefill
-	l.answered = l.answered || b.Status != 0
-	l.ended = b.Err != nil
+	l.took(b)
 	switch {
 	case r.begun:
 		return nil // it does not matter any more
+	case b.SSE && r.sameBody:
+		return r.fromPrefillStream(b)
 	case b.SSE:
 		return r.fail(l, "protocol", errors.New("an event stream where none was asked for"))
 	case !l.ended:
@@ -184,18 +255,45 @@ func (r *relay) fromPrefill(b upstream.Batch) *Outcome {
 		return r.broken(l, b.Err)
 	case b.Status == http.StatusOK:
 		r.sink.Phase(Transferring)
-		return r.prefilled(b.Data)
+		r.handed = true
+		if r.merge != nil {
+			r.merge.prefill(b.Data)
+		}
+		if r.prefilled != nil {
+			if out := r.prefilled(b.Data); out != nil {
+				return out
+			}
+		}
+		return r.release()
 	case clientFault(b.Status):
-		return r.prefillRefused(b)
+		return r.prefillRefused(b.Status, b.Data)
 	}
 	return r.status(l, b)
 }
 
+// release hands on what was held for prefill's answer.
+func (r *relay) release() *Outcome {
+	held := r.held
+	r.held = nil
+	for i, b := range held {
+		if out := r.hear(b); out != nil {
+			for _, b := range held[i+1:] {
+				b.Release()
+			}
+			return out
+		}
+	}
+	return nil
+}
+
 // prefillRefused: prefill got the request in another shape than the client gave it, so that what it finds wrong with it may
 // not be the client's fault. Decode, or a worker that does everything, has the last word.
-func (r *relay) prefillRefused(b upstream.Batch) *Outcome {
-	out := r.fail(r.prefill, "rejected", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
+func (r *relay) prefillRefused(status int, why []byte) *Outcome {
+	out := r.fail(r.prefill, "rejected", fmt.Errorf("status %d: %.200s", status, why))
 	out.Whole = true
+	if r.sameBody {
+		out = &Outcome{Result: Refused, Status: status, Body: errorObject(why)}
+	}
 	if r.answer == nil {
 		return out
 	}
@@ -203,12 +301,36 @@ func (r *relay) prefillRefused(b upstream.Batch) *Outcome {
 	return nil
 }
 
+// prefillError judges an error within prefill's stream.
+func (r *relay) prefillError(arg []byte) *Outcome {
+	if code := int(gjson.GetBytes(arg, "error.code").Int()); clientFault(code) {
+		return r.prefillRefused(code, arg)
+	}
+	return r.fail(r.prefill, "error", fmt.Errorf("worker says %.200s", arg))
+}
+
+// errorObject is a worker's error in OpenAI's shape: SGLang's has the error's members at the top.
+func errorObject(b []byte) []byte {
+	if v := gjson.ParseBytes(b); v.IsObject() && !v.Get("error").Exists() && v.Get("message").Type == gjson.String {
+		return append(append([]byte(`{"error":`), bytes.TrimSpace(b)...), '}')
+	}
+	return bytes.Clone(b)
+}
+
 // fromAnswer takes what the answering leg brought.
 func (r *relay) fromAnswer(b upstream.Batch) *Outcome {
+	r.answer.took(b)
+	if r.merge != nil && !r.handed && (b.Err == nil || b.Err == io.EOF) && b.Status == http.StatusOK {
+		r.held = append(r.held, b)
+		return nil
+	}
+	return r.hear(b)
+}
+
+// hear handles what the answering leg brought.
+func (r *relay) hear(b upstream.Batch) *Outcome {
 	defer b.Release()
 	l := r.answer
-	l.answered = l.answered || b.Status != 0
-	l.ended = b.Err != nil
 	if !b.SSE {
 		switch {
 		case b.Err == nil:
@@ -221,6 +343,9 @@ func (r *relay) fromAnswer(b upstream.Batch) *Outcome {
 			return r.fail(l, "protocol", errors.New("the answer is no event stream"))
 		}
 		r.begin()
+		if r.merge != nil {
+			b.Data = r.merge.decode(b.Data)
+		}
 		if err := r.sink.Whole(b.ContentType, b.Data); err != nil {
 			return &Outcome{Result: SinkFailed, Err: err}
 		}
@@ -239,10 +364,15 @@ func (r *relay) fromAnswer(b upstream.Batch) *Outcome {
 	case nil:
 		return nil
 	case io.EOF:
-		return r.fail(l, "lost", errors.New("the stream ended without [DONE]"))
+		if r.closes {
+			return &Outcome{Result: Finished}
+		}
+		return r.fail(l, "lost", errNoDone)
 	}
 	return r.broken(l, b.Err)
 }
+
+var errNoDone = errors.New("the stream ended without [DONE]")
 
 // events hands on whole events.
 func (r *relay) events(data []byte) *Outcome {
@@ -256,10 +386,15 @@ func (r *relay) events(data []byte) *Outcome {
 			err = r.sink.Event(KindComment, raw, nil, 0)
 		case string(arg) == "[DONE]":
 			return &Outcome{Result: Finished}
-		case bytes.HasPrefix(arg, []byte(`{"error"`)):
+		case isError(arg):
 			return r.errorEvent(arg)
 		default:
 			r.begin()
+			if r.merge != nil {
+				arg = r.merge.decode(arg)
+				raw = append(append([]byte("data: "), arg...), "\n\n"...)
+			}
+			r.closes = r.closes || r.Request.Path == PathResponses && endsResponse(arg)
 			err = r.sink.Event(KindRaw, raw, arg, 0)
 		}
 		if err != nil {
@@ -267,6 +402,20 @@ func (r *relay) events(data []byte) *Outcome {
 		}
 	}
 	return nil
+}
+
+func isError(data []byte) bool { return bytes.HasPrefix(data, []byte(`{"error"`)) }
+
+// PathResponses is the endpoint whose streams end with an event of their own.
+const PathResponses = "/v1/responses"
+
+// endsResponse tells whether an event of a response is its last one.
+func endsResponse(data []byte) bool {
+	switch gjson.GetBytes(data, "type").String() {
+	case "response.completed", "response.incomplete", "response.failed", "response.cancelled":
+		return true
+	}
+	return false
 }
 
 func (r *relay) begin() {
@@ -292,7 +441,7 @@ func (r *relay) errorEvent(arg []byte) *Outcome {
 func (r *relay) status(l *leg, b upstream.Batch) *Outcome {
 	switch {
 	case clientFault(b.Status):
-		return &Outcome{Result: Refused, Status: b.Status, Body: bytes.Clone(b.Data)}
+		return &Outcome{Result: Refused, Status: b.Status, Body: errorObject(b.Data)}
 	case b.Status == http.StatusTooManyRequests || b.Status == http.StatusServiceUnavailable:
 		out := r.fail(l, "busy", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
 		out.RetryAfter = b.RetryAfter

@@ -49,15 +49,18 @@ func (*VLLM) Name() string { return VLLMName }
 // Run serves the request by a pair or by one worker.
 func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 	r := &relay{Attempt: a, client: v.Client, probes: v.Probes, sink: s}
+	defer func() { r.close(out.Result == Finished) }()
 	d := a.Decision
 	if d.Whole != nil {
 		r.whole()
-		defer func() { r.close(out.Result == Finished) }()
 		return r.run(ctx)
 	}
 	ticket, err := mint(v.Key, d.Prefill, d.Decode, a.Request.Deadline)
 	if err != nil {
 		return unminted(d, err)
+	}
+	if v.Recaller != nil {
+		r.tongue.ticketed, r.recall = true, func() { v.Recaller.Recall(d.Decode, ticket) }
 	}
 	r.prefilled = func(answer []byte) *Outcome { // what it sampled is of no use
 		if v.Recaller != nil {
@@ -66,15 +69,7 @@ func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 		return nil
 	}
 	r.answer = r.open(d.Decode, roleDecode, a.Request.Body.With(withParams("", headraceParams(roleDecode, ticket, "", a.Request.Deadline))))
-	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, headraceParams(rolePrefill, ticket, d.Decode.NodeData, a.Request.Deadline)))
-	defer func() {
-		r.close(out.Result == Finished)
-		// A leg that is closed before its scheduler has seen the request leaves nobody to refuse or revoke what the other
-		// engine has taken blocks for.
-		if v.Recaller != nil && !r.begun {
-			v.Recaller.Recall(d.Decode, ticket)
-		}
-	}()
+	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, "", headraceParams(rolePrefill, ticket, d.Decode.NodeData, a.Request.Deadline)))
 	return r.run(ctx)
 }
 

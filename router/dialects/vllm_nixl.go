@@ -42,7 +42,7 @@ func (*Nixl) Name() string { return NixlName }
 
 // Run serves the request by a pair or by one worker.
 func (n *Nixl) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
-	r := &relay{Attempt: a, client: n.Client, probes: n.Probes, sink: s}
+	r := &relay{Attempt: a, client: n.Client, tongue: tongue{leased: true}, probes: n.Probes, sink: s}
 	defer func() { r.close(out.Result == Finished) }()
 	d := a.Decision
 	if d.Whole != nil {
@@ -50,7 +50,7 @@ func (n *Nixl) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 		return r.run(ctx)
 	}
 	r.prefilled = func(answer []byte) *Outcome { return n.handOver(r, answer) }
-	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, []byte(nixlPrefill)))
+	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, "", []byte(nixlPrefill)))
 	return r.run(ctx)
 }
 
@@ -76,7 +76,7 @@ func (n *Nixl) handOver(r *relay, answer []byte) *Outcome {
 		return late(r.prefill)
 	}
 	r.answer = r.open(r.Decision.Decode, roleDecode, r.Request.Body.With(withParams("", params)))
-	r.until, r.late = time.NewTimer(left), func() *Outcome { return late(r.answer) }
+	r.until, r.safe, r.late = time.NewTimer(left), time.Now().Add(left), func() *Outcome { return late(r.answer) }
 	return nil
 }
 

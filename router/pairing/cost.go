@@ -173,7 +173,7 @@ func (c *Channel) seconds(p, d *Candidate, known bool, tokens int64, prefill flo
 }
 
 // overlaps tells whether the worker's KV cache goes out while it is computed.
-func (w *Worker) overlaps() bool { return w.byDaemons() }
+func (w *Worker) overlaps() bool { return w.byDaemons() || traits[w.Dialect].layered }
 
 func (c *Cost) words() string {
 	var b strings.Builder

@@ -44,15 +44,30 @@ func filter(r *Request, v *View) *filtered {
 		f.modelKnown = true
 		f.sort(r, v, c)
 	}
-	if r.keepsSession(f, v) {
-		return f
+	if !r.keepsSession(f, v) {
+		f.fill()
+		if len(f.left) == 0 && len(f.cooling) > 0 {
+			f.left = f.cooling
+			f.notes = append(f.notes, "all that are left cool down")
+		}
 	}
-	f.fill()
-	if len(f.left) == 0 && len(f.cooling) > 0 {
-		f.left = f.cooling
-		f.notes = append(f.notes, "all that are left cool down")
+	if r.Whole && len(f.alone()) == 0 {
+		r.Whole = false // nobody could: the request may ask for it, the workers' kind decides
 	}
 	return f
+}
+
+// alone are those left that serve requests by themselves.
+func (f *filtered) alone() []*Candidate {
+	if !slices.ContainsFunc(f.left, func(c *Candidate) bool { return !c.alone() }) {
+		return f.left
+	}
+	return slices.DeleteFunc(slices.Clone(f.left), func(c *Candidate) bool { return !c.alone() })
+}
+
+// apart is the error where there is no pair and nobody serves alone.
+func (f *filtered) apart(why string) error {
+	return &ErrNone{ModelKnown: true, Reason: why + ", and no worker there is serves alone"}
 }
 
 // sort puts a worker of the model where it belongs.

@@ -52,6 +52,9 @@ func (j *Joint) Pick(_ context.Context, r Request, v *View) (Decision, error) {
 			}
 		}
 	}
+	if len(w.choices) == 0 {
+		return Decision{}, f.apart(why)
+	}
 	picked := w.pick(j.Seed)
 	d := Decision{Rejected: f.rejected, Weighed: len(w.choices)}
 	d.Options = w.show(picked)
@@ -93,9 +96,9 @@ func (w *weighing) take(left []*Candidate) {
 
 // wholes weighs the workers that could do everything. Those set aside for prefill do so only if nobody else decodes.
 func (w *weighing) wholes() (why string) {
-	decodes := slices.ContainsFunc(w.sides, func(x side) bool { return x.c.Role.Decodes() })
+	decodes := slices.ContainsFunc(w.sides, func(x side) bool { return x.c.alone() && x.c.Role.Decodes() })
 	for i := range w.sides {
-		if x := &w.sides[i]; x.c.Role.Decodes() || !decodes {
+		if x := &w.sides[i]; x.c.alone() && (x.c.Role.Decodes() || !decodes) {
 			w.add(choice{whole: x, cost: x.whole()})
 		}
 	}

@@ -35,16 +35,20 @@ func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, err
 			return d, nil
 		}
 	}
+	able := f.alone()
+	if len(able) == 0 {
+		return d, f.apart(why)
+	}
 	best := -1
-	for k := range f.left {
-		i := (k + turn) % len(f.left)
-		if best < 0 || wholeBefore(&r, f.left[i], f.left[best]) {
+	for k := range able {
+		i := (k + turn) % len(able)
+		if best < 0 || wholeBefore(&r, able[i], able[best]) {
 			best = i
 		}
 	}
-	w := f.left[best]
+	w := able[best]
 	d.Whole = w.Worker
-	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(f.left), wholeScore(w)) + strained(w))
+	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(able), wholeScore(w)) + strained(w))
 	return d, nil
 }
 

@@ -29,6 +29,12 @@ func speaks(c Candidate, dialect string) Candidate {
 	return c
 }
 
+// reached is a worker whose own connector has an address.
+func reached(c Candidate) Candidate {
+	c.KVAddr = c.ID + ":8998"
+	return c
+}
+
 // alone is a worker without a daemon.
 func alone(c Candidate, dialect string) Candidate {
 	c.Dialect, c.NodeID, c.NodeData, c.Fingerprint = dialect, "", "", ""
@@ -75,6 +81,12 @@ func TestLeastLoaded(t *testing.T) {
 		{name: "each with its like", workers: []Candidate{speaks(worker("p", RolePrefill), "vllm"), worker("d1", RoleDecode), speaks(with(worker("d2", RoleDecode), busy(0, 9)), "vllm")}, want: "p>d2"},
 		{name: "NIXL needs no daemon", workers: []Candidate{alone(worker("p", RolePrefill), DialectNixl), alone(worker("d", RoleDecode), DialectNixl)}, want: "p>d"},
 		{name: "our connector does", workers: []Candidate{alone(worker("p", RolePrefill), "vllm"), alone(worker("d", RoleDecode), "vllm")}, want: "d", reason: "no prefill worker with"},
+		{name: "those that find each other need addresses", workers: []Candidate{alone(worker("p", RolePrefill), DialectMooncake), alone(worker("d", RoleDecode), DialectMooncake)}, want: "d", reason: "no prefill worker"},
+		{name: "Mooncake with one", workers: []Candidate{reached(alone(worker("p", RolePrefill), DialectMooncake)), alone(worker("d", RoleDecode), DialectMooncake)}, want: "p>d"},
+		{name: "NixlPush with an address and no id", workers: []Candidate{reached(alone(worker("p", RolePrefill), DialectNixlPush)), alone(worker("d", RoleDecode), DialectNixlPush)}, want: "d", reason: "no prefill worker"},
+		{name: "SGLang, never whole", workers: []Candidate{reached(alone(worker("p", RolePrefill), DialectSGLang)), alone(worker("d", RoleDecode), DialectSGLang)}, request: Request{Whole: true}, want: "p>d"},
+		{name: "SGLang beside one that can", workers: []Candidate{reached(alone(worker("p", RolePrefill), DialectSGLang)), alone(worker("d", RoleDecode), DialectSGLang), alone(worker("e", RoleBoth), DialectPlain)}, request: Request{Whole: true}, want: "e"},
+		{name: "NCCL, each with an address", workers: []Candidate{reached(alone(worker("p", RolePrefill), DialectNCCL)), reached(alone(worker("d", RoleDecode), DialectNCCL))}, want: "p>d"},
 		{name: "no connector, no pair", workers: []Candidate{alone(worker("b1", RoleBoth), DialectPlain), alone(worker("b2", RoleBoth), DialectPlain)}, want: "b1 b2", reason: "without a connector"},
 		{name: "a request that cannot be shared", workers: []Candidate{worker("p", RolePrefill), worker("d", RoleDecode)}, request: Request{Unpaired: func(string) string { return "echo" }}, want: "d", reason: "echo"},
 		{name: "shared where it can be", workers: []Candidate{speaks(worker("p1", RolePrefill), "vllm"), speaks(worker("d1", RoleDecode), "vllm"), worker("p2", RolePrefill), worker("d2", RoleDecode)},
@@ -130,5 +142,24 @@ func TestTiesGoRound(t *testing.T) {
 	}
 	if len(seen) != 3 || seen["d1"] < 5 || seen["d2"] < 5 || seen["d3"] < 5 {
 		t.Errorf("of 40 equal choices: %v", seen)
+	}
+}
+
+// TestNobodyAlone: with half a pair of those that serve nothing whole there is no decision, by any policy.
+func TestNobodyAlone(t *testing.T) {
+	for _, dialect := range []string{DialectSGLang, DialectNCCL} {
+		for _, name := range Names {
+			p, err := New(name, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, whole := range []bool{false, true} {
+				d, err := p.Pick(context.Background(), Request{Model: "m", Whole: whole}, &View{Now: now, Workers: []Candidate{alone(worker("d", RoleDecode), dialect)}})
+				var none *ErrNone
+				if !errors.As(err, &none) || !none.ModelKnown {
+					t.Errorf("%s, %s: %+v, %v", dialect, name, d, err)
+				}
+			}
+		}
 	}
 }

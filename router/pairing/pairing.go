@@ -52,6 +52,12 @@ type Worker struct {
 	// over equally many ranks, can be moved.
 	Opaque bool
 
+	// KVAddr is the host:port at which its own KV connector is found by its peers: the bootstrap server of SGLang or Mooncake,
+	// NIXL's side channel, P2P-NCCL's socket; "" for a connector that needs none. KVEngine is what its peers call it, where
+	// they must know beforehand.
+	KVAddr, KVEngine string
+	PipelineParallel uint32 // 0 is 1
+
 	// Events and EventsReplay are host:port of its KV events' publisher and of their replay, "" for none.
 	Events, EventsReplay string
 
@@ -73,24 +79,6 @@ func (w *Worker) weight() float64 {
 		return 1
 	}
 	return min(max(*w.Weight, 0), 1)
-}
-
-// Dialects that pair otherwise than by node daemons.
-const (
-	DialectNixl  = "vllm-nixl" // by a connector of their own
-	DialectPlain = "openai"    // not at all
-)
-
-// byDaemons tells whether a worker's KV cache moves through node daemons.
-func (w *Worker) byDaemons() bool { return w.Dialect != DialectNixl && w.Dialect != DialectPlain }
-
-// sends and takes tell whether the worker can be one end of a pair.
-func (w *Worker) sends() bool {
-	return w.Role.Prefills() && w.Dialect != DialectPlain && (w.NodeID != "" || !w.byDaemons())
-}
-
-func (w *Worker) takes() bool {
-	return w.Role.Decodes() && w.Dialect != DialectPlain && (w.NodeID != "" && w.NodeData != "" || !w.byDaemons())
 }
 
 // misfit says why KV cache cannot go from p to d, "" if it can.

@@ -159,8 +159,12 @@ func pickAny(r *Request, v *View, choose func(all []duo) (duo, string)) (Decisio
 	kind := "pair of %d: %s"
 	if len(all) == 0 {
 		kind = "whole: " + strings.ReplaceAll(why, "%", "%%") + "; of %d: %s"
-		decodes := slices.ContainsFunc(f.left, func(c *Candidate) bool { return c.Role.Decodes() })
-		for _, c := range f.left {
+		able := f.alone()
+		if len(able) == 0 {
+			return Decision{}, f.apart(why)
+		}
+		decodes := slices.ContainsFunc(able, func(c *Candidate) bool { return c.Role.Decodes() })
+		for _, c := range able {
 			if c.Role.Decodes() || !decodes {
 				all = append(all, duo{p: c})
 			}

@@ -19,6 +19,8 @@ type Cluster struct {
 	violations []string
 	recalls    int
 	answers    map[string]*nixlAnswer // by the parameters
+	meetings   map[string]*meeting    // by transfer id, room or request id
+	rooms      map[string]string      // whose each is
 }
 
 // NewCluster makes one.

@@ -26,7 +26,8 @@ const (
 	StageLoaded   = "loaded"   // decode has the KV
 )
 
-// Engine is a fake vLLM: with Headrace's connector (dialect vllm), with NIXL's (vllm-nixl), or with none (openai).
+// Engine is a fake of an engine that is not ours: vLLM with Headrace's connector (dialect vllm), with one of its own
+// (vllm-nixl, vllm-nixl-push, vllm-mooncake, vllm-p2p-nccl), or with none (openai), or SGLang (sglang).
 type Engine struct {
 	pairing.Worker
 	Cluster *Cluster
@@ -39,9 +40,16 @@ type Engine struct {
 	// Lease is how long NIXL's prefill keeps blocks: 30 s. Expiry is what it says of it: null.
 	Lease  time.Duration
 	Expiry string
+	// Ranks is how many data-parallel ranks Mooncake's bootstrap server names: 1. BootstrapFault, when set, says with which status it
+	// answers.
+	Ranks          int
+	BootstrapFault func(ctx context.Context) int
 
-	probed  atomic.Int64
-	stopped atomic.Bool // it answers nothing
+	probed    atomic.Int64
+	stopped   atomic.Bool // it answers nothing
+	bootstrap server[struct{}]
+	queries   atomic.Int64
+	known     registered
 	server[EngineCall]
 }
 
@@ -63,10 +71,43 @@ func (e *Engine) Start() error {
 		e.Expiry = "null"
 	}
 	e.ContextTokens = 4096
+	if err := e.startConnector(); err != nil {
+		return err
+	}
 	var err error
 	e.Addr, err = e.listen(e.handle)
 	return err
 }
+
+// startConnector gives the engine an address for its peers.
+func (e *Engine) startConnector() error {
+	switch e.Dialect {
+	case "vllm-mooncake":
+		if e.Role.Prefills() {
+			return e.startBootstrap()
+		}
+	case "vllm-nixl-push":
+		e.KVAddr, e.KVEngine = "10.1.2.3:"+fmt.Sprint(5600+len(e.ID)), "id-of-"+e.ID
+	case "sglang":
+		if e.Role == pairing.RolePrefill {
+			e.KVAddr = e.ID + ".example:8998"
+		}
+	case "vllm-p2p-nccl":
+		e.KVAddr = "kv-of-" + e.ID + ":14579"
+	}
+	return nil
+}
+
+// Stop kills the engine, its bootstrap server too.
+func (e *Engine) Stop() {
+	if e.bootstrap.srv != nil {
+		e.bootstrap.Stop()
+	}
+	e.server.Stop()
+}
+
+// Conns returns how many connections are open, those to its bootstrap server among them.
+func (e *Engine) Conns() int { return e.server.Conns() + e.bootstrap.Conns() }
 
 // Probes returns how many questions after its health came.
 func (e *Engine) Probes() int { return int(e.probed.Load()) }
@@ -86,9 +127,17 @@ type EngineCall struct {
 	kv     KV
 	lease  *lease
 	answer *nixlAnswer
-	wrong  bool // what it computes from is not the prompt's KV
-	w      http.ResponseWriter
-	ctx    context.Context
+
+	header    http.Header
+	key       string // by which the two ends meet
+	meeting   *meeting
+	checkPeer func(peer *Engine) string
+	rank      int
+	sglang    sglangMembers
+
+	wrong bool // what it computes from is not the prompt's KV
+	w     http.ResponseWriter
+	ctx   context.Context
 }
 
 // engineBody is what the fake looks at.
@@ -102,6 +151,8 @@ type engineBody struct {
 	N             int              `json:"n"`
 	Prompt        json.RawMessage  `json:"prompt"`
 	Messages      []struct{ Content string }
+	Input         json.RawMessage `json:"input"`
+	MaxOutput     *int            `json:"max_output_tokens"`
 	Params        json.RawMessage `json:"kv_transfer_params"`
 }
 
@@ -118,8 +169,12 @@ func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
 		serveMetrics(w, e.Metrics.Load())
 		return
 	}
+	if r.URL.Path == "/abort_request" && e.Dialect == "sglang" {
+		e.abortRequest(w, r)
+		return
+	}
 	defer e.end()
-	c := &EngineCall{Engine: e, N: e.begin(), Path: r.URL.Path, ID: r.Header.Get("X-Request-Id"), w: w, ctx: r.Context()}
+	c := &EngineCall{Engine: e, N: e.begin(), Path: r.URL.Path, ID: r.Header.Get("X-Request-Id"), w: w, ctx: r.Context(), header: r.Header}
 	var err error
 	if c.Body, err = io.ReadAll(r.Body); err != nil {
 		return
@@ -144,39 +199,61 @@ func (c *EngineCall) parse() error {
 		return errors.New("kv_transfer_params twice")
 	}
 	c.Params, c.Role = c.b.Params, "whole"
-	if json.Unmarshal(c.b.Prompt, &c.prompt) != nil {
-		c.prompt = string(c.b.Prompt)
+	for _, text := range []json.RawMessage{c.b.Prompt, c.b.Input} {
+		if text != nil && json.Unmarshal(text, &c.prompt) != nil {
+			c.prompt = string(text)
+		}
 	}
 	for _, m := range c.b.Messages {
 		c.prompt += m.Content
 	}
-	if c.b.MaxCompletion != nil {
-		c.b.MaxTokens = *c.b.MaxCompletion
+	for _, most := range []*int{c.b.MaxCompletion, c.b.MaxOutput} {
+		if most != nil {
+			c.b.MaxTokens = *most
+		}
 	}
 	if c.b.MaxTokens == 0 {
 		c.b.MaxTokens = 16
 	}
+	m, ok := manners[c.Engine.Dialect]
+	if !ok {
+		return fmt.Errorf("a fake of dialect %q", c.Engine.Dialect)
+	}
+	err := m.parse(c)
 	switch {
+	case err != nil:
+		return err
 	case c.b.Model != c.Engine.Model:
 		return fmt.Errorf("model %q", c.b.Model)
 	case c.ID == "":
 		return errors.New("no X-Request-Id")
-	case len(c.Params) == 0:
-		return nil
+	case c.Role == "prefill" && c.Engine.Dialect != "sglang":
+		return c.checkPrefill()
 	}
-	var err error
-	switch c.Engine.Dialect {
-	case "vllm":
-		err = c.parsePush()
-	case "vllm-nixl":
-		err = c.parseNixl()
-	default:
-		err = errors.New("transfer parameters for an engine without a connector")
+	return nil
+}
+
+// manner is how an engine of a dialect is asked, and what it does. parse sets the call's Role, and where two ends meet its key.
+type manner struct {
+	parse, prefill, decode func(c *EngineCall) error
+	deaf                   bool // to a client's leaving
+}
+
+var manners = map[string]manner{
+	"openai":         {parse: (*EngineCall).parsePlain},
+	"vllm":           {parse: (*EngineCall).parsePush, prefill: (*EngineCall).pushPrefill, decode: (*EngineCall).pushDecode},
+	"vllm-nixl":      {parse: (*EngineCall).parseNixl, prefill: (*EngineCall).nixlPrefill, decode: (*EngineCall).nixlDecode},
+	"vllm-nixl-push": {parse: (*EngineCall).parseNixlPush, prefill: (*EngineCall).pushPrefillItself, decode: (*EngineCall).takeItself},
+	"vllm-mooncake":  {parse: (*EngineCall).parseMooncake, prefill: (*EngineCall).pushPrefillItself, decode: (*EngineCall).takeItself},
+	"vllm-p2p-nccl":  {parse: (*EngineCall).parseNCCL, prefill: (*EngineCall).ncclPrefill, decode: (*EngineCall).ncclDecode},
+	"sglang":         {parse: (*EngineCall).parseSGLang, prefill: (*EngineCall).sglangPrefill, decode: (*EngineCall).sglangDecode, deaf: true},
+}
+
+func (c *EngineCall) parsePlain() error {
+	if len(c.Params) > 0 {
+		return errors.New("transfer parameters for an engine without a connector")
 	}
-	if err == nil && c.Role == "prefill" {
-		err = c.checkPrefill()
-	}
-	return err
+	return nil
 }
 
 // checkPrefill holds that nothing is left in the body that makes no sense beside one token, or costs something.
@@ -198,6 +275,9 @@ func (c *EngineCall) checkPrefill() error {
 }
 
 func (c *EngineCall) parsePush() error {
+	if len(c.Params) == 0 {
+		return nil
+	}
 	var p struct {
 		Headrace *struct {
 			V          int    `json:"v"`
@@ -257,20 +337,23 @@ func (c *EngineCall) serve() error {
 	if err := c.fault(StageRequest, 0); err != nil {
 		return err
 	}
-	if c.ctx.Err() != nil {
+	m := manners[c.Engine.Dialect]
+	if c.ctx.Err() != nil && !m.deaf {
 		return errAbort
 	}
-	switch {
-	case c.Role == "whole":
-		return c.generate()
-	case c.Role == "prefill" && c.Engine.Dialect == "vllm":
-		return c.pushPrefill()
-	case c.Role == "prefill":
-		return c.nixlPrefill()
-	case c.Engine.Dialect == "vllm":
-		return c.pushDecode()
+	if c.key != "" {
+		if err := c.join(); err != nil {
+			c.Engine.Cluster.violate("engine %s: %v in %.600s", c.Engine.ID, err, c.Body)
+			return c.refuse(http.StatusBadRequest, err.Error())
+		}
 	}
-	return c.nixlDecode()
+	switch c.Role {
+	case "prefill":
+		return m.prefill(c)
+	case "decode":
+		return m.decode(c)
+	}
+	return c.generate()
 }
 
 // write sends b at once.
@@ -291,6 +374,9 @@ func (c *EngineCall) generate() error {
 	prompt := c.prompt
 	if c.wrong {
 		prompt += " of somebody else"
+	}
+	if c.Path == "/v1/responses" && c.b.Stream {
+		return c.respond(prompt)
 	}
 	if !c.b.Stream {
 		for i := range c.b.MaxTokens {
@@ -357,7 +443,36 @@ func (c *EngineCall) chunk(delta, text, finish string) string {
 	return "data: " + c.head("") + `"choices":[{"index":0,"text":` + text + `,"logprobs":null,"finish_reason":` + finish + `,"stop_reason":null}]}` + "\n\n"
 }
 
+// respond streams a response, whose last event says that it is the last.
+func (c *EngineCall) respond(prompt string) error {
+	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	event := func(kind, more string) error {
+		return c.write("event: " + kind + "\ndata: {\"type\":\"" + kind + "\"," + more + "}\n\n")
+	}
+	if err := event("response.created", `"response":{"status":"in_progress"}`); err != nil {
+		return err
+	}
+	detok := openai.NewDetok(vocab{}, openai.DetokOptions{})
+	for i := range c.b.MaxTokens {
+		if err := c.fault(StageToken, i); err != nil {
+			return err
+		}
+		text, _ := detok.Push(tokenAt(prompt, c.b.Seed, i))
+		if err := event("response.output_text.delta", `"delta":`+quote(text)); err != nil {
+			return err
+		}
+	}
+	if err := c.fault(StageFinish, 0); err != nil {
+		return err
+	}
+	return event("response.completed", `"response":`+c.whole(prompt))
+}
+
 func (c *EngineCall) whole(prompt string) string {
+	if c.Path == "/v1/responses" {
+		return `{"id":"resp_` + c.ID + `","object":"response","status":"completed","output":[{"type":"message","role":"assistant","content":[{"type":"output_text","text":` +
+			quote([]byte(Text(prompt, c.b.Seed, c.b.MaxTokens))) + `}]}],"kv_transfer_params":null}`
+	}
 	text := quote([]byte(Text(prompt, c.b.Seed, c.b.MaxTokens)))
 	choice := `{"index":0,"text":` + text + `,"logprobs":null,"finish_reason":"length"}`
 	if c.chat() {

@@ -50,6 +50,9 @@ func (c *Cluster) Unclaimed() int {
 
 // parseNixl knows prefill's parameters, and decode's as those that a prefill answered with, to the byte.
 func (c *EngineCall) parseNixl() error {
+	if len(c.Params) == 0 {
+		return nil
+	}
 	var p map[string]json.RawMessage
 	if err := json.Unmarshal(c.Params, &p); err != nil {
 		return err

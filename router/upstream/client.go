@@ -75,7 +75,7 @@ func New(cfg Config) *Client {
 // Open sends r to t. The answer, or the reason why there is none, comes on the leg's channel.
 func (c *Client) Open(t Target, r Request) *Leg {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Leg{Target: t, C: make(chan Batch, batchesAhead), client: c, request: r, ctx: ctx, cancel: cancel, done: make(chan struct{})}
+	l := &Leg{Target: t, C: make(chan Batch, batchesAhead), client: c, request: r, ctx: ctx, cancel: cancel, done: make(chan struct{}), written: make(chan struct{})}
 	l.heard.Store(time.Now().UnixNano())
 	c.mu.Lock()
 	if c.closed {
@@ -87,6 +87,9 @@ func (c *Client) Open(t Target, r Request) *Leg {
 	go l.run()
 	return l
 }
+
+// FinishTimeout is how long legs that finish or linger may take.
+func (c *Client) FinishTimeout() time.Duration { return c.cfg.FinishTimeout }
 
 // Keep closes the idle connections to all addresses but those for which keep says yes.
 func (c *Client) Keep(keep func(addr string) bool) {

@@ -27,6 +27,8 @@ type Request struct {
 	Get       bool
 	Path      string
 	RequestID string
+	// Headers are further ones, by name and value.
+	Headers [][2]string
 	// Accept is what the answer may be; an event stream when it is empty.
 	Accept string
 	// Patient: the worker may say nothing for as long as it likes; whoever waits finds out by other means whether it lives.
@@ -93,12 +95,14 @@ type Leg struct {
 	ctx     context.Context // ended by Close, or when a finishing leg takes too long
 	cancel  context.CancelFunc
 	done    chan struct{}
+	written chan struct{} // closed when the body is not in use any more
 	heard   atomic.Int64
 
 	mu        sync.Mutex // guards what follows
 	conn      net.Conn
 	closed    bool
 	finishing bool
+	lingering bool // up to the first data
 	timer     *time.Timer
 }
 
@@ -125,6 +129,17 @@ func (l *Leg) Finish() {
 	l.timer = time.AfterFunc(l.client.cfg.FinishTimeout, l.abort)
 	l.mu.Unlock()
 	l.drain()
+}
+
+// Linger closes the leg once the worker has sent data, and after the FinishTimeout at the latest: there are workers that must
+// have got so far with a request to let go of what another one holds for it. It returns when the request's body is no longer
+// in use; the caller may not receive from C any more.
+func (l *Leg) Linger() {
+	l.mu.Lock()
+	l.lingering = true
+	l.mu.Unlock()
+	l.Finish()
+	<-l.written // Finish's timer bounds it
 }
 
 func (l *Leg) drain() {
@@ -181,9 +196,12 @@ func (l *Leg) letGo() (closed bool) {
 // send passes a batch on; false when nobody wants it any more.
 func (l *Leg) send(b Batch) bool {
 	l.mu.Lock()
-	finishing := l.finishing
+	finishing, enough := l.finishing, l.lingering && len(b.Data) > 0
 	l.mu.Unlock()
 	if finishing {
+		if enough {
+			l.abort()
+		}
 		b.Release()
 		return true
 	}
@@ -199,6 +217,7 @@ func (l *Leg) send(b Batch) bool {
 func (l *Leg) run() {
 	defer l.client.wg.Done()
 	last, cn, reusable := l.exchange()
+	l.free()
 	closed := l.letGo()
 	if cn != nil {
 		if reusable && !closed {
@@ -222,6 +241,15 @@ func (l *Leg) run() {
 	}
 	l.cancel()
 	close(l.C)
+}
+
+// free says that the body is not in use any more. Idempotent; the leg's goroutine alone calls it.
+func (l *Leg) free() {
+	select {
+	case <-l.written:
+	default:
+		close(l.written)
+	}
 }
 
 // exchange does the whole request, all but its last batch sent.
@@ -249,6 +277,7 @@ func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 	}
 	// A worker may answer before it has read the whole body (413), so a broken write is not the end.
 	writeErr := l.write(cn)
+	l.free()
 	r := response{br: cn.br}
 	if err := r.readHeader(); err != nil {
 		if writeErr != nil && !timedOut(err) {
@@ -276,6 +305,9 @@ func (l *Leg) write(cn *conn) error {
 	h.Header.SetHost(l.Target.Addr)
 	h.Header.SetUserAgent("headrace-router")
 	h.Header.Set("Accept", cmp.Or(l.request.Accept, "text/event-stream"))
+	for _, x := range l.request.Headers {
+		h.Header.Set(x[0], x[1])
+	}
 	if !l.request.Get {
 		h.Header.SetMethod(http.MethodPost)
 		h.Header.SetContentType("application/json")
