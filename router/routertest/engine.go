@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -362,6 +363,13 @@ func (c *EngineCall) write(b string) error {
 		return err
 	}
 	return http.NewResponseController(c.w).Flush()
+}
+
+// json answers with the whole of b, so that its end is known at once.
+func (c *EngineCall) json(b string) error {
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	return c.write(b)
 }
 
 // generate answers as vLLM does.

@@ -13,6 +13,7 @@ func (e *Engine) engineOf(rank int) string { return fmt.Sprintf("engine-%s-%d", 
 // startBootstrap makes e listen for questions about its ranks.
 func (e *Engine) startBootstrap() error {
 	var err error
+	e.bootstrap.Wire = e.Wire
 	e.KVAddr, err = e.bootstrap.listen(func(w http.ResponseWriter, r *http.Request) {
 		e.queries.Add(1)
 		if r.Method != http.MethodGet || r.URL.Path != "/query" {

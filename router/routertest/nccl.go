@@ -52,8 +52,7 @@ func (c *EngineCall) ncclPrefill() error {
 	if err := c.fault(StageAnswer, 0); err != nil {
 		return err
 	}
-	c.w.Header().Set("Content-Type", "application/json")
-	if err := c.write(c.whole(c.prompt)); err != nil {
+	if err := c.json(c.whole(c.prompt)); err != nil {
 		return err
 	}
 	return c.fault(StageAnswered, 0)

@@ -94,6 +94,10 @@ func (c *EngineCall) nixlPrefill() error {
 		e.Cluster.hold(-blocksPerLease)
 		return err
 	}
+	if c.ctx.Err() != nil { // its scheduler aborts it
+		e.Cluster.hold(-blocksPerLease)
+		return errAbort
+	}
 	a := &nixlAnswer{prompt: c.prompt}
 	a.params = fmt.Sprintf(`{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1, 2, 9007199254740993]], "remote_engine_id": "%s", "remote_request_id": "cmpl-%s-%d",
  "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 200, "remote_blocks_expiry_time": %s, "transfer_mode": "pull", "new": {"a": [1e400]}}`,
@@ -113,9 +117,8 @@ func (c *EngineCall) nixlPrefill() error {
 		}
 		return err
 	}
-	c.w.Header().Set("Content-Type", "application/json")
 	answer := bytes.Replace([]byte(c.whole(c.prompt)), []byte(`"kv_transfer_params":null`), []byte(`"kv_transfer_params":`+a.params), 1)
-	if err := c.write(string(answer)); err != nil {
+	if err := c.json(string(answer)); err != nil {
 		a.free(e.Cluster)
 		return err
 	}

@@ -84,6 +84,10 @@ func (c *EngineCall) pushPrefill() error {
 		l.end("prefill was aborted")
 		return err
 	}
+	if c.ctx.Err() != nil {
+		l.end("prefill was aborted")
+		return errAbort
+	}
 	l.mark("computed", l.computed)
 	if err := c.fault(StageAnswer, 0); err != nil {
 		if err != errDone {
@@ -91,8 +95,7 @@ func (c *EngineCall) pushPrefill() error {
 		}
 		return err
 	}
-	c.w.Header().Set("Content-Type", "application/json")
-	if err := c.write(c.whole(c.prompt)); err != nil {
+	if err := c.json(c.whole(c.prompt)); err != nil {
 		return err
 	}
 	return c.fault(StageAnswered, 0)

@@ -9,6 +9,9 @@ import (
 
 // server is the HTTP server of a fake, with the calls it got.
 type server[C any] struct {
+	// Wire, when set, is the network that it listens on, in place of loopback.
+	Wire *Wire
+
 	srv    *http.Server
 	wg     sync.WaitGroup // of the handlers too
 	conns  atomic.Int64
@@ -21,10 +24,12 @@ type server[C any] struct {
 	last []*C
 }
 
-// listen serves on a port of loopback, which it returns as an address.
+// listen serves on a port of loopback or of the wire, which it returns as an address.
 func (s *server[C]) listen(handle http.HandlerFunc) (addr string, err error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	var ln net.Listener
+	if s.Wire != nil {
+		ln = s.Wire.Listen()
+	} else if ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return "", err
 	}
 	s.quit = make(chan struct{})
