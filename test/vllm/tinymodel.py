@@ -1,4 +1,7 @@
-"""tinymodel.py DIR: a Llama of about a million random weights and a byte-level tokenizer, the same bytes every time.
+"""tinymodel.py DIR [WINDOW]: a Llama of about a million random weights and a byte-level tokenizer, the same bytes every time.
+
+With WINDOW three of five layers look back over so many tokens alone, so that vLLM keeps the layers in groups: one of two layers
+that keep all tokens, and with a window one of two and one of a single layer, beside which a layer's room stays empty.
 
 It answers nonsense, quickly and reproducibly: tests compare answers, they do not read them. Weights are large enough for
 the attention to look at the whole prompt, so that a block of wrong KV shows in the first token.
@@ -13,7 +16,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCABULARY, CONTEXT = 128, 4, 4, 2, 32, 256, 1024, 4096
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCABULARY, CONTEXT = 128, 4, 2, 32, 256, 1024, 4096
+LAYERS = 4
+MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>"]
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
@@ -56,7 +61,7 @@ def tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights(layers: int) -> dict[str, torch.Tensor]:
     seed = torch.Generator().manual_seed(0)
 
     def draw(rows: int, columns: int, scale: float) -> torch.Tensor:
@@ -68,7 +73,7 @@ def weights() -> dict[str, torch.Tensor]:
         "model.norm.weight": ones.clone(),
         "lm_head.weight": draw(VOCABULARY, HIDDEN, 0.3),
     }
-    for i in range(LAYERS):
+    for i in range(layers):
         shapes = {
             "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN, 0.15),
             "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN, 0.15),
@@ -89,12 +94,14 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer(folder)
+    mixed = {"layer_types": MIXED, "sliding_window": int(sys.argv[2])} if len(sys.argv) > 2 else {}
+    layers = len(MIXED) if mixed else LAYERS
     about = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -107,9 +114,10 @@ def main() -> None:
         "bos_token_id": 1,
         "eos_token_id": 2,
         "torch_dtype": "bfloat16",
+        **mixed,
     }
     (folder / "config.json").write_text(json.dumps(about, indent=1))
-    save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(layers), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 main()

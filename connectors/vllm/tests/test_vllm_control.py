@@ -14,7 +14,8 @@ from tests.vllm_sim import BLOCK, Engine, ticket
 @pytest.mark.parametrize("seed", range(400))
 def test_any_order_of_events(seed: int) -> None:
     rng = random.Random(seed)
-    e = Engine(rng, blocks=rng.choice([16, 40, 200]))
+    windows = rng.choice([(None,), (None,), (None, BLOCK + 1), (None, 2 * BLOCK, 2 * BLOCK), (3,)])
+    e = Engine(rng, blocks=rng.choice([16, 40, 200]) * len(windows), windows=windows)
     n = 0
     for _ in range(rng.randint(20, 120)):
         match rng.randrange(12):
@@ -30,10 +31,9 @@ def test_any_order_of_events(seed: int) -> None:
                 decodes = [r for r in e.reqs.values() if r.role == "decode"]
                 if decodes and rng.random() < 0.8:
                     r = rng.choice(decodes)
-                    meta = e.prompt(r.n, r.prompt) if rng.random() < 0.9 else e.prompt(r.n + 1, r.prompt)
-                    e.daemon.offer(r.n, r.prompt, meta.encode())
+                    e.offer(r.n, r.prompt, None if rng.random() < 0.9 else e.prompt(r.n + 1, r.prompt))
                 else:
-                    e.daemon.offer(n + 1, 3, e.prompt(n + 1, 3).encode())
+                    e.offer(n + 1, 3)
             case 5:
                 e.abort_one()
             case 6 if rng.random() < 0.2:
@@ -91,7 +91,7 @@ def test_decode_waits_for_its_offer_and_no_longer_than_it_must() -> None:
     c = e.control
     r = e.add("decode", 1, 10)
     assert c.matched(r.name, 0, False) is None
-    e.daemon.offer(1, 10, e.prompt(1, 10).encode())
+    e.offer(1, 10)
     assert c.matched(r.name, 4, False) == 6
     late = e.add("decode", 2, 10)
     assert c.matched(late.name, 0, False) is None
@@ -104,7 +104,7 @@ def test_decode_waits_for_its_offer_and_no_longer_than_it_must() -> None:
 def test_a_stopped_daemon_holds_blocks_but_no_request() -> None:
     e = engine()
     r = e.add("decode", 1, 10)
-    e.daemon.offer(1, 10, e.prompt(1, 10).encode())
+    e.offer(1, 10)
     e.step()
     assert r.status in ("waiting", "remote")
     while r.status == "waiting":
@@ -156,7 +156,7 @@ def test_decode_goes_alone_when_the_daemon_stays_away() -> None:
 def test_decode_that_wants_all_logprobs_computes_itself() -> None:
     e = engine()
     r = e.add("decode", 1, 10)
-    e.daemon.offer(1, 10, e.prompt(1, 10).encode())
+    e.offer(1, 10)
     assert e.control.matched(r.name, 0, True) == 0
     assert ticket(1)[8:24] in e.daemon.used
 
@@ -171,14 +171,12 @@ def test_prefill_pushes_chunk_by_chunk_and_holds_until_settled() -> None:
     e = engine()
     c = e.control
     r = e.add("prefill", 1, 10)
-    r.blocks = [7, 8]
-    c.allocated(r.name, 0, [7, 8], 10, lambda: e.prompt(1, 10))
-    c.sends.advance(r.name, 6, lambda: [7, 8])
+    c.allocated(r.name, 0, [[7, 8]], 10, lambda: e.prompt(1, 10))
+    c.sends.advance(r.name, 6, lambda: [[7, 8]])
     e.daemon._onwards(only(e))
     (push,) = c.step().pushes
     assert (push.first, push.count) == (0, 1), "the second block is not full"
-    r.blocks = [7, 8, 9, 10]  # one more than the prompt needs: lookahead
-    c.sends.advance(r.name, 10, lambda: r.blocks)
+    c.sends.advance(r.name, 10, lambda: [[7, 8, 9, 10]])  # one more than the prompt needs: lookahead
     (push,) = c.step().pushes
     assert (push.first, push.count) == (1, 2)
     assert only(e).blocks == [7, 8, 9]
@@ -195,8 +193,8 @@ def test_prefill_pushes_chunk_by_chunk_and_holds_until_settled() -> None:
 def test_prefill_with_tokens_to_come_sends_whole_blocks_only() -> None:
     e = engine()
     r = e.add("prefill", 1, 10)
-    e.control.allocated(r.name, 0, [1, 2, 3], 8, lambda: e.prompt(1, 10))
-    e.control.sends.advance(r.name, 10, lambda: [1, 2, 3])
+    e.control.allocated(r.name, 0, [[1, 2, 3]], 8, lambda: e.prompt(1, 10))
+    e.control.sends.advance(r.name, 10, lambda: [[1, 2, 3]])
     assert only(e).blocks == [1, 2]
     assert only(e).nonce in e.daemon.record
 
@@ -205,8 +203,8 @@ def test_successor_gets_everything_from_the_start() -> None:
     e = engine()
     c = e.control
     r = e.add("prefill", 1, 8)
-    c.allocated(r.name, 0, [1, 2], 8, lambda: e.prompt(1, 8))
-    c.sends.advance(r.name, 8, lambda: [1, 2])
+    c.allocated(r.name, 0, [[1, 2]], 8, lambda: e.prompt(1, 8))
+    c.sends.advance(r.name, 8, lambda: [[1, 2]])
     lease = only(e)
     e.daemon._onwards(lease)
     assert [(p.first, p.count) for p in c.step().pushes] == [(0, 2)]
@@ -220,11 +218,11 @@ def test_preemption_waits_for_the_fence() -> None:
     e = engine()
     c = e.control
     r = e.add("prefill", 1, 8)
-    c.allocated(r.name, 0, [1, 2], 8, lambda: e.prompt(1, 8))
+    c.allocated(r.name, 0, [[1, 2]], 8, lambda: e.prompt(1, 8))
     lease = only(e)
     c.preempted([r.name])
     assert lease.over
-    c.sends.advance(r.name, 8, lambda: [5, 6])
+    c.sends.advance(r.name, 8, lambda: [[5, 6]])
     assert c.step().pushes == []
     assert c.finished(r.name, False)[0] is False
 

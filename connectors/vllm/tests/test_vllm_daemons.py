@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from headrace.client import Client
 from headrace.vllm import loads
 from headrace.vllm.control import Control
+from headrace.vllm.groups import Groups
 from headrace.vllm.meta import Step
 from headrace.vllm.params import Offer, digest
 from headrace.vllm.worker import Member
 from tests.nodes import ABSENT, BLOCK_TOKENS, ENDED, IDLE, LIMIT_S, LIVING, LOOK, REMEMBERED, Memory, Node, recall, ticket
+from tests.vllm_sim import windowed
 
 PROMPT = Offer(40, digest(range(40), []))
 
@@ -87,7 +90,7 @@ class Pair:
     def prefill(self, blocks: list[int], computed: int) -> None:
         """A step of P that computes so much of the prompt."""
         whole = computed // BLOCK_TOKENS if computed < PROMPT.prompt_tokens else len(blocks)
-        self.p.control.sends.advance("rp", computed, lambda: blocks)
+        self.p.control.sends.advance("rp", computed, lambda: [blocks])
 
         def forward() -> None:
             for b in blocks[:whole]:
@@ -110,7 +113,7 @@ def pair(nodes: tuple[Node, Node]) -> Iterator[Pair]:
 def test_chunks_go_while_the_prompt_is_computed_and_the_decode_gets_what_it_lacks(pair: Pair) -> None:
     pair.begin()
     d, p = pair.d, pair.p
-    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2]], 40, lambda: PROMPT)
     pair.prefill([5, 2], 20)
     got: list[int | None] = []
 
@@ -120,7 +123,7 @@ def test_chunks_go_while_the_prompt_is_computed_and_the_decode_gets_what_it_lack
 
     pair.until(offered)
     assert got[-1] == 40 - BLOCK_TOKENS
-    d.control.allocated("rd", 40 - BLOCK_TOKENS, [1, 3, 4], 40, lambda: PROMPT)
+    d.control.allocated("rd", 40 - BLOCK_TOKENS, [[1, 3, 4]], 40, lambda: PROMPT)
     pair.prefill([5, 2, 7], 40)
     assert p.control.finished("rp", False)[0]
     pair.until(lambda: d.received and p.sent)
@@ -130,13 +133,62 @@ def test_chunks_go_while_the_prompt_is_computed_and_the_decode_gets_what_it_lack
     assert (p.sent, d.received, d.failed) == ({"rp"}, {"rd"}, set())
 
 
+class Kept:
+    """References to blocks, as vLLM's pool counts them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        self.blocks += blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        for b in blocks:
+            self.blocks.remove(b)
+
+
+def fill(memory: Memory, *blocks: int) -> None:
+    for b in blocks:
+        memory.fill(b, 1)
+
+
+def test_a_windows_blocks_go_beside_those_of_all_tokens(pair: Pair) -> None:
+    """39 of 40 tokens: three blocks of the first group, and of the second those from where the window begins, in token 23."""
+    d, p = pair.d, pair.p
+    kept = Kept()
+    for half in (p, d):
+        half.control.manage(Groups(BLOCK_TOKENS, (None, windowed(BLOCK_TOKENS + 1))), kept)
+    pair.begin()
+    p.control.allocated("rp", 0, [[5, 2], [6, 3]], 40, lambda: PROMPT)
+    assert kept.blocks == [3]
+    p.control.sends.advance("rp", 20, lambda: [[5, 2], [6, 3]])
+    p.step(partial(fill, p.memory, 5, 6))
+    got: list[int | None] = []
+
+    def offered() -> bool:
+        got.append(d.control.matched("rd", BLOCK_TOKENS, False))
+        return got[-1] is not None
+
+    pair.until(offered)
+    assert got[-1] == 39 - BLOCK_TOKENS
+    d.control.allocated("rd", 39 - BLOCK_TOKENS, [[1, 3, 4], [0, 5, 6]], 40, lambda: PROMPT)
+    p.control.sends.advance("rp", 40, lambda: [[5, 2, 7], [0, 3, 1]])
+    p.step(partial(fill, p.memory, 2, 3, 7, 1))
+    assert kept.blocks == [3, 1]
+    assert p.control.finished("rp", False)[0]
+    pair.until(lambda: d.received and p.sent)
+    assert d.memory.block(1) == bytes(d.memory.block_bytes), "it is there already, and not sent"
+    assert [d.memory.block(b) for b in (3, 4, 5, 6)] == [p.memory.block(b) for b in (2, 7, 3, 1)]
+    assert (p.sent, d.received, d.failed, kept.blocks) == ({"rp"}, {"rd"}, set(), [])
+
+
 def test_an_aborted_prefill_frees_both_sides(pair: Pair) -> None:
     pair.begin()
     d, p = pair.d, pair.p
-    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2]], 40, lambda: PROMPT)
     pair.until(lambda: d.control.loads._offers)
     assert d.control.matched("rd", 0, False) == 40
-    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    d.control.allocated("rd", 40, [[1, 3, 4]], 40, lambda: PROMPT)
     hold, _ = p.control.finished("rp", True)
     pair.until(lambda: d.failed and (p.sent or not hold))
     assert d.received == set()
@@ -146,7 +198,7 @@ def test_an_aborted_prefill_frees_both_sides(pair: Pair) -> None:
 def test_an_aborted_decode_frees_both_sides(pair: Pair) -> None:
     pair.begin()
     d, p = pair.d, pair.p
-    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2, 7]], 40, lambda: PROMPT)
     pair.prefill([5, 2, 7], 40)
     assert p.control.finished("rp", False)[0]
     assert d.control.finished("rd", True) == (False, None), "nothing was bound"
@@ -156,10 +208,10 @@ def test_an_aborted_decode_frees_both_sides(pair: Pair) -> None:
 def test_a_killed_daemon_fails_the_load_when_its_process_is_gone(pair: Pair) -> None:
     pair.begin()
     d, p = pair.d, pair.p
-    p.control.allocated("rp", 0, [5, 2], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2]], 40, lambda: PROMPT)
     pair.until(lambda: d.control.loads._offers)
     assert d.control.matched("rd", 0, False) == 40
-    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    d.control.allocated("rd", 40, [[1, 3, 4]], 40, lambda: PROMPT)
     pair.d.step()
     pair.node_d.kill()
     pair.until(lambda: d.failed)
@@ -182,7 +234,7 @@ def test_a_decode_goes_on_alone_when_the_router_finds_that_nobody_presents(pair:
     assert d.control.matched("rd", 0, False) is None
     assert recall(p.client.address, LOOK, raw) == [ABSENT]
     pair.node_p.kill()  # before the prefill had anything to do with it
-    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2, 7]], 40, lambda: PROMPT)
     pair.prefill([5, 2, 7], 40)
     hold, answer = p.control.finished("rp", False)
     assert not hold or state(answer) != "handed"
@@ -194,7 +246,7 @@ def test_a_decode_goes_on_alone_when_the_router_finds_that_nobody_presents(pair:
 def test_a_check_leaves_alone_what_is_presented(pair: Pair) -> None:
     raw = pair.begin()
     d, p = pair.d, pair.p
-    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2, 7]], 40, lambda: PROMPT)
     pair.prefill([5, 2, 7], 40)
     hold, answer = p.control.finished("rp", False)
     assert hold
@@ -203,7 +255,7 @@ def test_a_check_leaves_alone_what_is_presented(pair: Pair) -> None:
     assert recall(p.client.address, LOOK, raw) == [LIVING]
     assert recall(d.client.address, IDLE, raw) == [LIVING]
     assert d.control.matched("rd", 0, False) == 40
-    d.control.allocated("rd", 40, [1, 3, 4], 40, lambda: PROMPT)
+    d.control.allocated("rd", 40, [[1, 3, 4]], 40, lambda: PROMPT)
     pair.until(lambda: d.received and p.sent)
     assert recall(p.client.address, LOOK, raw) == [ABSENT]
     assert recall(d.client.address, IDLE, raw) == [ENDED], "D's engine hears of that behind SETTLED"
@@ -217,7 +269,7 @@ def test_a_check_finds_a_decode_whose_daemon_was_killed_and_came_back(pair: Pair
     d, p = pair.d, pair.p
     assert d.control.matched("rd", 0, False) is None
     pair.node_d.kill()
-    p.control.allocated("rp", 0, [5, 2, 7], 40, lambda: PROMPT)
+    p.control.allocated("rp", 0, [[5, 2, 7]], 40, lambda: PROMPT)
     pair.prefill([5, 2, 7], 40)  # nobody listens where it is to be presented
     p.control.finished("rp", False)
     limit = time.monotonic() + LIMIT_S

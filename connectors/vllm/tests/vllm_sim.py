@@ -9,17 +9,24 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from headrace.events import Bound, Ended, Event, Lease, LeaseRef, Opened, Presented, Refused, Settled, Withdrawn
 from headrace.protocol import Code, State
 from headrace.vllm.control import Control
+from headrace.vllm.groups import Groups
 from headrace.vllm.meta import Answer
 from headrace.vllm.params import Offer, digest
 
 BLOCK = 4
+NULL = 0
+
+
+def windowed(window: int) -> Any:
+    """What vLLM's manager of a group with a sliding window says of so many computed tokens."""
+    return lambda computed: max(0, computed - window + 1)
 
 
 class Clock:
@@ -203,15 +210,20 @@ class Req:
     prompt: int
     status: str = "waiting"  # remote, running, held, gone
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     loaded: bool = False
+
+    @property
+    def blocks(self) -> list[int]:
+        return [b for table in self.tables for b in table if b != NULL]
 
 
 class Engine:
-    """vLLM's scheduler, as far as a connector sees it."""
+    """vLLM's scheduler, as far as a connector sees it. windows: of each group of layers, None where it keeps all tokens."""
 
-    def __init__(self, rng: random.Random, blocks: int = 64) -> None:
+    def __init__(self, rng: random.Random, blocks: int = 64, windows: Sequence[int | None] = (None,)) -> None:
         self.rng = rng
+        self.groups = Groups(BLOCK, tuple(windowed(w) if w is not None else None for w in windows), NULL)
         self.clock = Clock()
         self.daemon = Daemon(rng, self.clock)
         self.control = Control(
@@ -224,7 +236,8 @@ class Engine:
             wall_ms=self.clock.wall_ms,
             sleep=self.clock.sleep,
         )
-        self.control.loads.keeper = self
+        self.control.manage(self.groups, self)
+        self.refs: dict[int, int] = {}  # of blocks that are not in the pool: the request's, and the connector's
         self.kept: list[int] = []
         self.pool = list(range(1, blocks + 1))
         self.total = blocks
@@ -243,24 +256,61 @@ class Engine:
     def prompt(n: int, tokens: int) -> Offer:
         return Offer(tokens, digest([n] * tokens, []))
 
-    def allocate(self, req: Req, tokens: int) -> bool:
-        need = -(-tokens // BLOCK) - len(req.blocks)
-        if need > len(self.pool):
+    def offer(self, n: int, tokens: int, meta: Offer | None = None) -> None:
+        """The prefill's PRESENT comes, as a connector's is made; meta: of another prompt."""
+        meta = meta or self.prompt(n, tokens)
+        if self.groups.plain:
+            self.daemon.offer(n, tokens, meta.encode())
+        elif tokens > 1:
+            self.daemon.offer(n, self.groups.plan(tokens - 1).lease_tokens, replace(meta, tokens=tokens - 1).encode())
+
+    def allocate(self, req: Req, tokens: int, adopted: int = 0) -> bool:
+        """Blocks for so many tokens; adopted: of them, those that come from elsewhere, for a request that has none."""
+        self.drop(req)
+        tables = req.tables or [[] for _ in self.groups.skipped]
+        needs = []
+        for table, skipped in zip(tables, self.groups.skipped, strict=True):
+            null = skipped(adopted) // BLOCK if skipped is not None and not table else 0
+            needs.append((null, max(0, -(-tokens // BLOCK) - len(table) - null)))
+        if sum(n for _, n in needs) > len(self.pool):
             return False
-        req.blocks += [self.pool.pop() for _ in range(max(0, need))]
+        req.tables = tables
+        for table, (null, n) in zip(tables, needs, strict=True):
+            new = [self.pool.pop() for _ in range(n)]
+            self.refs.update(dict.fromkeys(new, 1))
+            table.extend([NULL] * null + new)
         return True
 
+    def drop(self, req: Req) -> None:
+        """What has fallen out of the windows is another request's from here on."""
+        for table, skipped in zip(req.tables, self.groups.skipped, strict=bool(req.tables)):
+            if skipped is not None:
+                n = min(len(table), skipped(req.computed) // BLOCK)
+                self._unref([b for b in table[:n] if b != NULL], f"what fell out of {req.name}'s window")
+                table[:n] = [NULL] * n
+
     def keep(self, blocks: Sequence[int]) -> None:
+        for b in blocks:
+            self.refs[b] += 1
         self.kept += blocks
 
     def release(self, blocks: Sequence[int]) -> None:
         for b in blocks:
             self.kept.remove(b)
-        self._back(list(blocks), "the connector")
+        self._unref(blocks, "the connector")
 
     def free(self, req: Req) -> None:
-        self._back([b for b in req.blocks if b not in self.kept], req.name)
-        req.blocks = []
+        blocks, req.tables = req.blocks, []
+        self._unref(blocks, req.name)
+
+    def _unref(self, blocks: Sequence[int], whose: str) -> None:
+        free = []
+        for b in blocks:
+            self.refs[b] -= 1
+            if self.refs[b] == 0:
+                del self.refs[b]
+                free.append(b)
+        self._back(free, whose)
 
     def _back(self, blocks: list[int], whose: str) -> None:
         late = self.clock.wall_ms() > self.deadline_ms + 2000  # no daemon takes a prefill's bytes any more, whatever a stopped one reads
@@ -280,6 +330,7 @@ class Engine:
         hold = req.status == "remote" and req.name not in self.finished_recving
         self.finished_recving.discard(req.name)
         self.failed.discard(req.name)
+        self.drop(req)
         delay, _ = self.control.finished(req.name, aborted)
         req.status = "held"
         if not (delay or hold):
@@ -297,12 +348,11 @@ class Engine:
             victim = self.rng.choice(running)
             victim.status, victim.computed = "waiting", 0
             preempted.append(victim)
-        taken = [(r, list(r.blocks)) for r in preempted]
         self._schedule()
         scheduled = [r for r in self.reqs.values() if r.status == "running"]
-        if taken:  # vLLM has the blocks back already; nothing is written there before the step goes out
-            self.control.preempted([r.name for r, _ in taken])
-            for r, _ in taken:
+        if preempted:  # vLLM has the blocks back already; nothing is written there before the step goes out
+            self.control.preempted([r.name for r in preempted])
+            for r in preempted:
                 if r.status == "waiting":
                     self.free(r)
         for r in scheduled:
@@ -311,7 +361,7 @@ class Engine:
                 continue
             r.computed += chunk
             for name in self.control.sends_for([r.name]):
-                self.control.sends.advance(name, r.computed, partial(list, r.blocks))
+                self.control.sends.advance(name, r.computed, partial(_copy, r.tables))
         step = self.control.step()
         self._work(step.pushes)
         self._output(step.failed)
@@ -337,16 +387,16 @@ class Engine:
                 n = self.control.matched(r.name, local, whole=self.rng.random() < 0.02)
                 if n is None:
                     continue
-                assert local + n <= r.prompt
-                if not self.allocate(r, local + n if n else min(r.prompt, local + BLOCK)):
+                assert local + n <= self.groups.most(r.prompt, r.prompt) or n == 0
+                if not self.allocate(r, local + n if n else min(r.prompt, local + BLOCK), local + n):
                     continue
-                self.control.allocated(r.name, n, list(r.blocks), r.prompt, partial(self.prompt, r.n, r.prompt))
+                self.control.allocated(r.name, n, _copy(r.tables), r.prompt, partial(self.prompt, r.n, r.prompt))
                 if n:
                     r.status, r.computed = "remote", local + n
                     continue
                 r.computed = local
             else:
-                self.control.allocated(r.name, 0, list(r.blocks), r.prompt, partial(self.prompt, r.n, r.prompt))
+                self.control.allocated(r.name, 0, _copy(r.tables), r.prompt, partial(self.prompt, r.n, r.prompt))
                 r.computed = min(r.computed, r.prompt - 1)
             r.status = "running"
 
@@ -357,8 +407,12 @@ class Engine:
                 continue  # over meanwhile: the daemon refuses it
             owner = next(r for r in self.reqs.values() if r.role == "prefill" and ticket(r.n)[8:24] == lease.nonce and r.blocks)
             assert p.first + p.count <= len(lease.blocks), "a push beyond the declared blocks is refused"
-            assert min((p.first + p.count) * BLOCK, owner.prompt) <= owner.computed, "pushed before it was computed"
-            assert lease.blocks[p.first : p.first + p.count] == owner.blocks[p.first : p.first + p.count]
+            for block in lease.blocks[p.first : p.first + p.count]:
+                places = [i for table in owner.tables for i, b in enumerate(table) if b == block]
+                if owner.status == "held" and not places:  # it fell out of the window with the last token
+                    assert block in self.kept, f"{block} was pushed, and is another request's"
+                else:
+                    assert min((places[0] + 1) * BLOCK, owner.prompt) <= owner.computed, f"{block} was pushed, and is still written"
             seen = self.daemon.pushed.setdefault(lease.nonce, set())
             new = set(range(p.first, p.first + p.count))
             assert not seen & new, "pushed twice"
@@ -385,3 +439,7 @@ class Engine:
         for name in sent:
             assert self.reqs[name].status == "held"
             self.gone(self.reqs[name])
+
+
+def _copy(tables: list[list[int]]) -> list[list[int]]:
+    return [list(table) for table in tables]

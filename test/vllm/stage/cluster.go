@@ -303,5 +303,22 @@ func (c *Cluster) said() error {
 	return errors.New(out.String())
 }
 
+// Logged is how many lines of all logs hold a text.
+func (c *Cluster) Logged(text string) (int, error) {
+	logs, err := filepath.Glob(filepath.Join(c.Dir, "logs", "*.log"))
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, path := range append(logs, c.proc.Log) {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return 0, err
+		}
+		n += strings.Count(string(data), text)
+	}
+	return n, nil
+}
+
 // Said is the logs' ends.
 func (c *Cluster) Said() string { return c.said().Error() }

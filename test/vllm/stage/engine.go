@@ -19,7 +19,7 @@ const startLimit = 5 * time.Minute
 
 // Config is how engines are set up that are to be compared: what they have in common.
 type Config struct {
-	Model       string   // tiny or smollm2
+	Model       string   // tiny, windowed or smollm2
 	DType       string   // bfloat16
 	Blocks      int      // of the KV cache; 1024
 	BatchTokens int      // of one step; vLLM's own choice
@@ -132,7 +132,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return body, err
 }
 
-// Metrics are an engine's own, by name and summed over labels.
+// Metrics are an engine's own, by name and summed over labels; those with reasons also by name{reason}.
 type Metrics map[string]float64
 
 // Metrics asks the engine.
@@ -157,6 +157,10 @@ func parseMetrics(text string) Metrics {
 		}
 		if v, err := strconv.ParseFloat(line[at+1:], 64); err == nil && !math.IsNaN(v) {
 			m[line[:end]] += v
+			if _, reason, ok := strings.Cut(line[:at], `reason="`); ok {
+				reason, _, _ = strings.Cut(reason, `"`)
+				m[line[:end]+"{"+reason+"}"] += v
+			}
 		}
 	}
 	return m

@@ -32,7 +32,7 @@ func Find() (Env, error) {
 	if e.Root == "" {
 		return e, ErrNone
 	}
-	for _, part := range []string{"venv/bin/python", "tiny/config.json", "smollm2/config.json", "nixl/nixl", "connector/headrace"} {
+	for _, part := range []string{"venv/bin/python", "tiny/config.json", "windowed/config.json", "smollm2/config.json", "nixl/nixl", "connector/headrace"} {
 		if _, err := os.Stat(filepath.Join(e.Root, part)); err != nil {
 			return e, fmt.Errorf("use HEADRACE_VLLM=%s: %w; make it with scripts/vllm-env.sh", e.Root, err)
 		}
@@ -48,7 +48,7 @@ func Find() (Env, error) {
 // Python is vLLM's interpreter.
 func (e Env) Python() string { return filepath.Join(e.Root, "venv/bin/python") }
 
-// Model is the folder of one of the models: tiny or smollm2.
+// Model is the folder of one of the models: tiny, windowed or smollm2.
 func (e Env) Model(name string) string { return filepath.Join(e.Root, name) }
 
 // variables are what every engine on this machine runs with: no network, one thread, no core of its own.

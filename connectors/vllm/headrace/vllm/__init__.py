@@ -4,6 +4,7 @@ connector  what vLLM calls; the only module here, with stats and describe, that 
 control    the scheduler's half: tickets, leases and when a request's blocks may be used again
 sends      a prefill's side of control
 loads      a decode's side of control
+groups     which blocks a lease lists where the model's layers are of several kinds
 worker     a rank's half: lends the KV cache and pushes what a step has finished
 params     kv_transfer_params, and what both sides must agree on of a prompt
 meta       what goes from control to the workers each step, and back

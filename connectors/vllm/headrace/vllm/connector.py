@@ -37,7 +37,7 @@ from headrace.vllm.worker import Member
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -163,7 +163,7 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
         self._client.describe(about)
         self._control_().poll()
         logger.info(
-            "Headrace: engine %s at node %s (%s, data address %s); KV cache of %d rank(s) lent: %s; fingerprint %s; "
+            "Headrace: engine %s at node %s (%s, data address %s); KV cache of %d rank(s) lent: %s%s; fingerprint %s; "
             "async scheduling %s",
             self._engine,
             self._client.node or "?",
@@ -171,12 +171,14 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
             self._client.address or "none",
             len(lent),
             lent[0].layout,
+            f", {words}" if (words := describe.group_words(self._kv_cache_config)) else "",
             lent[0].fingerprint,
             "on" if config.scheduler_config.async_scheduling else "off",
         )
 
-    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._control_().loads.keeper = _Pool(gpu_block_pool)
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._control_().manage(describe.groups(self._kv_cache_config, kv_cache_manager), _Pool(kv_cache_manager.block_pool))
 
     def on_new_request(self, request: Request) -> None:
         self._control_().added(request.request_id, request.kv_transfer_params, lambda: _offer(request))
@@ -193,7 +195,7 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
         # What a request with further tokens to come writes beside the prompt's last ones would change bytes that are on their way
         prompt = request.num_prompt_tokens
         tokens = prompt if request.max_tokens == 1 else prompt // self._block_tokens * self._block_tokens
-        self._control_().allocated(request.request_id, num_external_tokens, blocks.get_block_ids()[0], tokens, lambda: _offer(request))
+        self._control_().allocated(request.request_id, num_external_tokens, blocks.get_block_ids(), tokens, lambda: _offer(request))
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         control = self._control_()
@@ -205,7 +207,7 @@ class HeadraceConnector(KVConnectorBase_V1, SupportsHMA):
         before = {r.req_id: r.num_computed_tokens for r in scheduler_output.scheduled_new_reqs}
         before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for req in control.sends_for(before):
-            control.sends.advance(req, before[req] + scheduled[req], lambda req=req: state.resolve_block_ids(req)[0])  # type: ignore[misc]
+            control.sends.advance(req, before[req] + scheduled[req], lambda req=req: state.resolve_block_ids(req))  # type: ignore[misc]
         empty = scheduler_output.total_num_scheduled_tokens == 0 and self._vllm_config.max_concurrent_batches == 1
         return StepMetadata(control.step(empty=empty))
 
@@ -376,7 +378,8 @@ def _offer(request: Request) -> Offer:
 
 
 def _layer_specs(caches: KVCacheConfig) -> list[Any]:
-    group = caches.kv_cache_groups[0]
+    """Of the largest group's layers: a block has as many pages."""
+    group = max(caches.kv_cache_groups, key=lambda g: len(g.layer_names))
     per_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     return [per_layer[name] if per_layer is not None else group.kv_cache_spec for name in group.layer_names]
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from headrace.events import Bound, Connected, Draining, Ended, Event, Lost, Opened, Presented, Refused, Settled, Withdrawn
+from headrace.vllm.groups import Groups, Table
 from headrace.vllm.loads import LoadClient, Loads
-from headrace.vllm.meta import Answer, Step
+from headrace.vllm.meta import Answer, Keeper, Step
 from headrace.vllm.params import Ask, BadParams, Offer, parse
 from headrace.vllm.sends import SendClient, Sends
 from headrace.vllm.tally import Tally
@@ -49,13 +50,19 @@ class Control:
         def note(text: str) -> None:
             log("warning", text)
 
-        self.sends = Sends(client, block_tokens, clock, wall_ms, self.tally, note)
-        self.loads = Loads(client, block_tokens, clock, wall_ms, self.tally, wait_s, note)
+        groups = Groups(block_tokens)
+        self.sends = Sends(client, groups, clock, wall_ms, self.tally, note)
+        self.loads = Loads(client, groups, clock, wall_ms, self.tally, wait_s, note)
         self._asks: dict[str, Ask] = {}
         self._missing: dict[int, str] = {}  # ranks that lend nothing at present
         self._away_since: float | None = None
         self._lost = False
         self._arrived = False  # KV, since the last step was sent out
+
+    def manage(self, groups: Groups, keeper: Keeper) -> None:
+        """What vLLM's cache manager says of the cache, before the first request."""
+        self.sends.groups = self.loads.groups = groups
+        self.sends.keeper = self.loads.keeper = keeper
 
     # requests
 
@@ -78,15 +85,15 @@ class Control:
         self.poll()
         return self.loads.matched(req, local, whole)
 
-    def allocated(self, req: str, external: int, blocks: Sequence[int], tokens: int, prompt: Callable[[], Offer]) -> None:
-        """vLLM gave a waiting request blocks. tokens: so many of its prompt no later step of it writes beside."""
+    def allocated(self, req: str, external: int, tables: Sequence[Table], tokens: int, prompt: Callable[[], Offer]) -> None:
+        """vLLM gave a waiting request blocks: tables, of each group. tokens: so many of its prompt no later step of it writes beside."""
         ask = self._asks.get(req)
         if ask is None:
             return
         if ask.role == "decode":
-            self.loads.allocated(req, external, blocks)
+            self.loads.allocated(req, external, tables)
         else:
-            self.sends.begin(req, ask, tokens, prompt(), blocks)
+            self.sends.begin(req, ask, tokens, prompt(), tables)
 
     def finished(self, req: str, aborted: bool) -> tuple[bool, dict[str, Any] | None]:
         ask = self._asks.pop(req, None)

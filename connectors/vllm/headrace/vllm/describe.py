@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from headrace.vllm.groups import Groups
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 SAMPLE_BYTES = 1 << 16  # of each end of a file of weights
+WINDOWS = (SlidingWindowSpec, ChunkedLocalAttentionSpec)  # kinds of layers that look back over a part of the prompt alone
 
 
 class Unfit(ValueError):
@@ -45,21 +56,72 @@ def check(config: VllmConfig, caches: KVCacheConfig) -> None:
             "context parallelism spreads a block's tokens over ranks, which no layout describes: "
             "set decode_context_parallel_size and prefill_context_parallel_size to 1"
         )
-    groups = caches.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(g.kv_cache_spec).__name__ for g in groups}))
-        raise Unfit(
-            f"the model's KV cache has {len(groups)} groups ({kinds}), each with block tables of its own: "
-            "start vLLM with --disable-hybrid-kv-cache-manager"
-        )
-    for spec in _specs(groups[0].kv_cache_spec):
-        if not isinstance(spec, FullAttentionSpec | MLAAttentionSpec):
-            raise Unfit(f"the KV cache is of kind {type(spec).__name__}: only attention that keeps every token's KV can be handed over")
+    _check_groups(caches)
     if config.kv_transfer_config is not None and config.kv_transfer_config.kv_load_failure_policy != "recompute":
         raise Unfit(
             'kv_load_failure_policy is "fail", so that every transfer that fails would fail its request: '
             'set "kv_load_failure_policy":"recompute" in --kv-transfer-config'
         )
+
+
+def _check_groups(caches: KVCacheConfig) -> None:
+    groups = caches.kv_cache_groups
+    for group in groups:
+        if not group.enable_kv_transfer or group.host_resident:
+            raise Unfit(f"the KV cache of {_name(group)} is not meant to be handed over, or lies in the host's memory")
+        for spec in _specs(group.kv_cache_spec):
+            # A window's kinds by their very names: what is made from them keeps other tokens than they do
+            if not isinstance(spec, FullAttentionSpec | MLAAttentionSpec) and type(spec) not in WINDOWS:
+                raise Unfit(
+                    f"the KV cache of {_name(group)} is of kind {type(spec).__name__}: "
+                    "only attention's KV, of all tokens or of a window, can be handed over"
+                )
+    if spread(caches):
+        first = next(_specs(groups[0].kv_cache_spec))
+        for group in groups:
+            for spec in _specs(group.kv_cache_spec):
+                unequal = (spec.block_size, spec.page_size_bytes) != (first.block_size, first.page_size_bytes)
+                if unequal or spec.page_size_padded is not None:
+                    raise Unfit(
+                        f"the model's KV cache has {len(groups)} groups with blocks of unequal size: {_page(first)} in {_name(groups[0])}, "
+                        f"{_page(spec)} in {_name(group)}: start vLLM with --disable-hybrid-kv-cache-manager"
+                    )
+
+
+def _name(group: Any) -> str:
+    more = f" and {len(group.layer_names) - 1} more" if len(group.layer_names) > 1 else ""
+    return f"{group.layer_names[0]}{more}" if group.layer_names else "a group without layers"
+
+
+def _page(spec: Any) -> str:
+    padded = ", padded" if getattr(spec, "page_size_padded", None) is not None else ""
+    return f"{spec.block_size} tokens in {spec.page_size_bytes} bytes{padded}"
+
+
+def spread(caches: KVCacheConfig) -> bool:
+    """Whether one table of blocks, of all of a prompt's tokens, does not say it all."""
+    return len(caches.kv_cache_groups) > 1 or any(type(s) in WINDOWS for g in caches.kv_cache_groups for s in _specs(g.kv_cache_spec))
+
+
+def groups(caches: KVCacheConfig, manager: KVCacheManager) -> Groups:
+    """What the scheduler's half is to know of the groups; where a window begins vLLM's managers of the groups say themselves."""
+    single = manager.coordinator.single_type_managers
+    skipped = tuple(m.get_num_skipped_tokens if type(m.kv_cache_spec) in WINDOWS else None for m in single)
+    return Groups(int(caches.kv_cache_groups[0].kv_cache_spec.block_size), skipped, int(manager.block_pool.null_block.block_id))
+
+
+def group_words(caches: KVCacheConfig) -> str:
+    """For the log: "2 groups: all tokens, window of 1024 tokens"; empty where there is but one table."""
+    if not spread(caches):
+        return ""
+    words = [_window(next(_specs(g.kv_cache_spec))) or "all tokens" for g in caches.kv_cache_groups]
+    return f"{len(words)} groups: {', '.join(words)}" if len(words) > 1 else words[0]
+
+
+def _window(spec: Any) -> str:
+    if isinstance(spec, SlidingWindowSpec):
+        return f"window of {spec.sliding_window} tokens"
+    return f"chunks of {spec.attention_chunk_size} tokens" if isinstance(spec, ChunkedLocalAttentionSpec) else ""
 
 
 def _specs(spec: Any) -> Iterator[Any]:
@@ -84,6 +146,11 @@ def facts(config: VllmConfig, caches: KVCacheConfig, backends: list[str]) -> dic
         "backends": backends,
         "speculative": str(config.speculative_config.method) if config.speculative_config is not None else "",
     }
+    if spread(caches):  # P's list of blocks must be D's
+        about["groups"] = [
+            [int(g.kv_cache_spec.block_size), sorted(g.layer_names), sorted({_window(s) for s in _specs(g.kv_cache_spec)})]
+            for g in caches.kv_cache_groups
+        ]
     if is_cpu(config):  # the inside of a block depends on it
         about["isa"] = _isa()
         about["torch"] = torch.__version__

@@ -17,6 +17,8 @@ from typing import Protocol, TypeVar
 
 from headrace.events import Ended, Lease, Presented, Refused, Settled, Withdrawn
 from headrace.protocol import State
+from headrace.vllm.groups import Groups, Plan, Table
+from headrace.vllm.meta import Keeper
 from headrace.vllm.params import Ask, BadParams, Offer
 from headrace.vllm.tally import Tally
 
@@ -36,13 +38,6 @@ class LoadClient(Protocol):
     def bind(self, ticket: bytes, first_token: int, blocks: Sequence[int]) -> Lease: ...
     def refuse(self, ticket: bytes, reason: str) -> None: ...
     def revoke(self, lease: Lease, reason: str) -> None: ...
-
-
-class Keeper(Protocol):
-    """Keeps blocks from being used again although vLLM has done with them."""
-
-    def keep(self, blocks: Sequence[int]) -> None: ...
-    def release(self, blocks: Sequence[int]) -> None: ...
 
 
 class Phase(Enum):
@@ -66,7 +61,7 @@ class Load:
     absent_since: float | None = None
     again_since: float | None = None  # another daemon is there than when the request came
     local: int = 0  # tokens vLLM has already, when it was last asked
-    tokens: int = 0  # that P offers
+    plan: Plan | None = None  # of the tokens that P offers
     blocks: tuple[int, ...] = ()
     lease: Lease | None = None
     reported: bool = False  # vLLM was told that the load is finished, well or not
@@ -78,15 +73,16 @@ class Loads:
     def __init__(
         self,
         client: LoadClient,
-        block_tokens: int,
+        groups: Groups,
         clock: Callable[[], float],
         wall_ms: Callable[[], int],
         tally: Tally,
         wait_s: float,
         note: Callable[[str], None],
     ) -> None:
-        self._client, self._block_tokens, self._clock, self._wall_ms, self._tally = client, block_tokens, clock, wall_ms, tally
+        self._client, self._clock, self._wall_ms, self._tally = client, clock, wall_ms, tally
         self._wait_s, self._note = wait_s, note
+        self.groups = groups
         self._loads: dict[str, Load] = {}
         self._owners: dict[bytes, Load] = {}
         self._offers: OrderedDict[bytes, Presented] = OrderedDict()
@@ -128,15 +124,26 @@ class Loads:
             meta = Offer.decode(offer.meta)
         except BadParams as err:
             return self._alone(ld, str(err), "prompt_differs")
-        if meta != ld.prompt or not 0 < offer.tokens <= ld.prompt.prompt_tokens:
+        plan = self._plan(meta, offer.tokens, ld.prompt)
+        if plan is None:
             why = f"the prefill computed another prompt ({meta.prompt_tokens} tokens, this request has {ld.prompt.prompt_tokens})"
             return self._alone(ld, why, "prompt_differs")
-        if offer.tokens <= local:
+        if plan.tokens <= local:
             return self._alone(ld, "what the prefill has is in the prefix cache")
-        ld.phase, ld.tokens = Phase.OFFERED, offer.tokens
-        return offer.tokens - local
+        ld.phase, ld.plan = Phase.OFFERED, plan
+        return plan.tokens - local
 
-    def allocated(self, req: str, external: int, blocks: Sequence[int]) -> None:
+    def _plan(self, meta: Offer, lease_tokens: int, prompt: Offer) -> Plan | None:
+        """What P offers, None where that is not of this prompt."""
+        if (meta.prompt_tokens, meta.digest) != (prompt.prompt_tokens, prompt.digest) or (meta.tokens is None) != self.groups.plain:
+            return None
+        tokens = lease_tokens if meta.tokens is None else meta.tokens
+        if not 0 < tokens <= self.groups.most(prompt.prompt_tokens, prompt.prompt_tokens):
+            return None
+        plan = self.groups.plan(tokens)
+        return plan if plan.lease_tokens == lease_tokens else None
+
+    def allocated(self, req: str, external: int, tables: Sequence[Table]) -> None:
         """vLLM gave the request blocks, external tokens of which are to be loaded into."""
         ld = self._loads.get(req)
         if ld is None:
@@ -146,14 +153,15 @@ class Loads:
                 self._alone(ld, "vLLM wants nothing loaded")
             ld.resumed = True
             return
-        if ld.phase is not Phase.OFFERED:
+        if ld.phase is not Phase.OFFERED or ld.plan is None:
             raise AssertionError(f"vLLM loads {external} tokens of {req}, which is {ld.phase.name}")
         ld.phase = Phase.BOUND
-        ld.blocks = tuple(blocks[: -(-ld.tokens // self._block_tokens)])
         self._offers.pop(ld.ask.nonce, None)
+        block_tokens = self.groups.block_tokens
         try:
-            ld.lease = self._client.bind(ld.ask.ticket, ld.local, ld.blocks)
-        except ValueError as err:  # more blocks than a lease holds, or a ticket that is in use
+            ld.blocks = tuple(ld.plan.pick(tables, 0, ld.plan.blocks))
+            ld.lease = self._client.bind(ld.ask.ticket, ld.plan.below(ld.local // block_tokens) * block_tokens, ld.blocks)
+        except ValueError as err:  # Dropped, more blocks than a lease holds, or a ticket that is in use
             self._client.refuse(ld.ask.ticket, str(err))
             self._lose(ld, str(err), "refused")
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headrace.events import LeaseRef
+
+
+class Keeper(Protocol):
+    """Keeps blocks from being used again although vLLM has done with them."""
+
+    def keep(self, blocks: Sequence[int]) -> None: ...
+    def release(self, blocks: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +21,7 @@ class Push:
     """These blocks of a request are complete when this step's forward pass is."""
 
     ref: LeaseRef
-    first: int  # block of the request
+    first: int  # block of the lease's list
     count: int
 
 

@@ -78,9 +78,13 @@ class Offer:
 
     prompt_tokens: int
     digest: bytes
+    tokens: int | None = None  # that are handed over, where the lease's number of tokens does not say it: several groups of layers
 
     def encode(self) -> bytes:
-        return json.dumps({"v": VERSION, "prompt_tokens": self.prompt_tokens, "prompt": self.digest.hex()}, separators=(",", ":")).encode()
+        doc: dict[str, object] = {"v": VERSION, "prompt_tokens": self.prompt_tokens, "prompt": self.digest.hex()}
+        if self.tokens is not None:
+            doc["tokens"] = self.tokens
+        return json.dumps(doc, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, meta: bytes) -> Offer:
@@ -88,6 +92,7 @@ class Offer:
             doc = json.loads(meta)
             if doc["v"] != VERSION:
                 raise BadParams(f"the prefill's meta has version {doc['v']!r}, this connector speaks {VERSION}")
-            return cls(int(doc["prompt_tokens"]), bytes.fromhex(doc["prompt"]))
-        except (ValueError, KeyError, TypeError) as err:
+            tokens = doc.get("tokens")
+            return cls(int(doc["prompt_tokens"]), bytes.fromhex(doc["prompt"]), None if tokens is None else int(tokens))
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise BadParams(f"the prefill's meta is not understood: {err}") from None

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from headrace.events import Bound, Ended, Lease, LeaseRef, Opened, Refused, Settled
 from headrace.protocol import State
-from headrace.vllm.meta import Push
+from headrace.vllm.groups import Dropped, Groups, Plan, Table
+from headrace.vllm.meta import Keeper, Push
 from headrace.vllm.params import VERSION, Ask, Offer
 from headrace.vllm.tally import Tally
 
@@ -37,10 +38,12 @@ class SendClient(Protocol):
 class Send:
     req: str
     ask: Ask
-    tokens: int  # of the prompt, that travel
+    plan: Plan  # of the tokens that travel
     offer: Offer
     since: float  # when it was first scheduled
-    blocks: list[int] = field(default_factory=list)  # as far as they are allocated
+    blocks: list[int] = field(default_factory=list)  # the plan's, as far as they are allocated
+    seen: int = 0  # blocks of vLLM's tables that those come from
+    kept: list[int] = field(default_factory=list)  # of them, those that vLLM would drop when the request goes on
     declared: int = 0  # of them, to the daemon
     complete: int = 0  # blocks that the steps scheduled so far finish
     lease: Lease | None = None
@@ -57,25 +60,30 @@ class Sends:
     def __init__(
         self,
         client: SendClient,
-        block_tokens: int,
+        groups: Groups,
         clock: Callable[[], float],
         wall_ms: Callable[[], int],
         tally: Tally,
         note: Callable[[str], None],
     ) -> None:
-        self._client, self._block_tokens, self._clock, self._wall_ms, self._tally = client, block_tokens, clock, wall_ms, tally
+        self._client, self._clock, self._wall_ms, self._tally = client, clock, wall_ms, tally
         self._note = note
+        self.groups = groups
+        self.keeper: Keeper | None = None
         self._sends: dict[str, Send] = {}
         self._by_nonce: dict[bytes, Send] = {}
         self._done: set[str] = set()
 
     # what vLLM does with a request
 
-    def begin(self, req: str, ask: Ask, tokens: int, offer: Offer, blocks: Sequence[int]) -> None:
-        """The request is scheduled for the first time; blocks are those allocated so far."""
+    def begin(self, req: str, ask: Ask, tokens: int, offer: Offer, tables: Sequence[Table]) -> None:
+        """The request is scheduled for the first time; tables have the blocks allocated so far."""
         if req in self._sends or ask.nonce in self._by_nonce:
             return  # again after a preemption, or another request with the same ticket: a ticket is used once
-        s = Send(req, ask, tokens, offer, self._clock())
+        tokens = self.groups.most(tokens, offer.prompt_tokens)
+        if not self.groups.plain:
+            offer = replace(offer, tokens=tokens)
+        s = Send(req, ask, self.groups.plan(tokens), offer, self._clock())
         self._sends[req] = self._by_nonce[ask.nonce] = s
         if tokens == 0:
             self._end(s, "nothing of the prompt fills a block")
@@ -83,18 +91,21 @@ class Sends:
         if self._wall_ms() >= ask.deadline_ms:
             self._end(s, "the ticket's deadline passed before the prefill began", "expired")
             return
-        self._see(s, blocks)
-        self._present(s)
+        if self._see(s, tables):
+            self._present(s)
 
-    def advance(self, req: str, computed: int, blocks: Callable[[], Sequence[int]]) -> None:
+    def advance(self, req: str, computed: int, tables: Callable[[], Sequence[Table]]) -> None:
         """A step was scheduled behind which so many of the request's tokens are computed."""
         s = self._sends.get(req)
         if s is None or s.over is not None or s.revoked:
             return
-        want = self._count(s.tokens)
-        if len(s.blocks) < want:
-            self._see(s, blocks())
-        s.complete = want if computed >= s.tokens else max(s.complete, min(computed // self._block_tokens, len(s.blocks)))
+        if s.seen < s.plan.blocks and not self._see(s, tables()):
+            return
+        block_tokens = self.groups.block_tokens
+        if computed >= min(s.plan.blocks * block_tokens, s.offer.prompt_tokens):  # from here on nothing is written beside what travels
+            s.complete = s.plan.count
+        else:
+            s.complete = max(s.complete, min(s.plan.below(computed // block_tokens), len(s.blocks)))
         self._declare(s)
 
     def preempted(self, reqs: Sequence[str]) -> list[str]:
@@ -125,7 +136,7 @@ class Sends:
         if s.over is None and not s.revoked:
             if aborted:
                 self._revoke(s, "the client left")
-            elif s.complete < self._count(s.tokens):
+            elif s.complete < s.plan.count:
                 self._revoke(s, "the request ended before its prompt was computed")
         if s.over is not None:
             self._forget(s)
@@ -206,16 +217,28 @@ class Sends:
 
     # inside
 
-    def _count(self, tokens: int) -> int:
-        return -(-tokens // self._block_tokens)
-
-    def _see(self, s: Send, blocks: Sequence[int]) -> None:
-        # vLLM's list may go on behind the prompt (speculation, output tokens): those are nobody's business
-        s.blocks.extend(blocks[len(s.blocks) : self._count(s.tokens)])
+    def _see(self, s: Send, tables: Sequence[Table]) -> bool:
+        # vLLM's tables may go on behind the prompt (speculation, output tokens): those are nobody's business
+        end = min(s.plan.blocks, *map(len, tables))
+        try:
+            more = s.plan.pick(tables, s.seen, end)
+            kept = s.plan.pick(tables, s.seen, end, moving=True)
+        except Dropped as err:
+            self._tally.fail("refused")
+            self._note(f"the KV of request {s.req} is not handed over: {err}")
+            self._revoke(s, str(err))
+            return False
+        if kept and self.keeper is not None:
+            # A window moves on with the prompt's last token, and with those behind: its blocks would be another request's while they travel
+            self.keeper.keep(kept)
+            s.kept += kept
+        s.seen = max(s.seen, end)
+        s.blocks += more
+        return True
 
     def _present(self, s: Send) -> None:
         try:
-            s.lease = self._client.present(s.ask.ticket, s.ask.peer, s.tokens, s.blocks, s.offer.encode())
+            s.lease = self._client.present(s.ask.ticket, s.ask.peer, s.plan.lease_tokens, s.blocks, s.offer.encode())
         except ValueError as err:  # a request that no lease can hold, or a ticket that is in use
             self._end(s, str(err), "refused")
             return
@@ -233,10 +256,10 @@ class Sends:
             except ValueError as err:
                 self._revoke(s, str(err))
                 return
-        want = self._count(s.tokens)
+        want = s.plan.count
         if not s.handed and s.declared == want and s.complete == want:
             # It may go ahead of the pushes: D's daemon settles when all that is wanted has landed
-            self._client.handoff(s.lease, json.dumps({"v": VERSION, "tokens": s.tokens}, separators=(",", ":")).encode())
+            self._client.handoff(s.lease, json.dumps({"v": VERSION, "tokens": s.plan.tokens}, separators=(",", ":")).encode())
             s.handed = True
 
     def _revoke(self, s: Send, reason: str) -> None:
@@ -257,8 +280,11 @@ class Sends:
 
     def _end(self, s: Send, why: str, failure: str = "") -> None:
         s.over = why
+        if s.kept and self.keeper is not None:
+            self.keeper.release(s.kept)
+            s.kept = []
         if why == "":
-            self._tally.sent(self._count(s.tokens), self._clock() - s.since)
+            self._tally.sent(s.plan.count, self._clock() - s.since)
         elif failure:
             self._tally.fail(failure)
             self._note(f"the KV of request {s.req} was not handed over: {why}")
