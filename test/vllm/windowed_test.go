@@ -40,7 +40,7 @@ func TestPrefillPreempted(t *testing.T) {
 
 // grouped demands that vLLM and the connector work with groups: with one table for all layers the rest would prove nothing.
 func grouped(t *testing.T, s *scene) {
-	text := fmt.Sprintf("3 groups: all tokens, window of %d tokens, window of %d tokens", window, window)
+	text := fmt.Sprintf("3 groups: window of %d tokens, window of %d tokens, all tokens", window, window)
 	if n, err := s.Logged(text); err != nil || n < 2 {
 		t.Fatalf("%d engines said %q (%v), want both", n, text, err)
 	}
