@@ -60,10 +60,11 @@ func newAddedSet(tokens []Added) *addedSet {
 	return s
 }
 
-// find returns the first added token at or behind from, and where it ends; nil where there is none.
-func (s *addedSet) find(text string, from int) (t *Added, start, end int) {
+// find returns the first added token at or behind from, and where it ends; nil where there is none. open says that on the
+// way a token could have begun that the text is too short for: with more text the answer might be another.
+func (s *addedSet) find(text string, from int) (t *Added, start, end int, open bool) {
 	if len(s.tokens) == 0 {
-		return nil, 0, 0
+		return nil, 0, 0, false
 	}
 	for i := from; i < len(text); i++ {
 		if s.single {
@@ -75,20 +76,25 @@ func (s *addedSet) find(text string, from int) (t *Added, start, end int) {
 		} else if !s.firsts[text[i]] {
 			continue
 		}
-		if t, end := s.match(text, i); t != nil {
-			return t, i, end
+		t, end, cut := s.match(text, i)
+		open = open || cut
+		if t != nil {
+			return t, i, end, open
 		}
 	}
-	return nil, 0, 0
+	return nil, 0, 0, open
 }
 
-// match returns the longest token at text[i:].
-func (s *addedSet) match(text string, i int) (t *Added, end int) {
+// match returns the longest token at text[i:], and whether one that the text is too short for could begin there.
+func (s *addedSet) match(text string, i int) (t *Added, end int, open bool) {
 	at := int32(0)
-	for i < len(text) {
+	for {
+		if i == len(text) {
+			return t, end, s.nodes[at].keys != ""
+		}
 		k := strings.IndexByte(s.nodes[at].keys, text[i])
 		if k < 0 {
-			break
+			return t, end, false
 		}
 		at = s.nodes[at].next[k]
 		i++
@@ -96,7 +102,6 @@ func (s *addedSet) match(text string, i int) (t *Added, end int) {
 			t, end = &s.tokens[n], i
 		}
 	}
-	return t, end
 }
 
 // finder goes through the added tokens of a text.
@@ -105,6 +110,7 @@ type finder struct {
 	text   string
 	at     int // where the last token ended, its white space included
 	search int // where it ended without
+	open   bool
 }
 
 // next returns the next added token that is to be taken and the text between it and the one before; nil, and the rest of
@@ -113,7 +119,9 @@ type finder struct {
 func (f *finder) next() (t *Added, before string) {
 	var start, end int
 	for {
-		t, start, end = f.set.find(f.text, f.search)
+		var open bool
+		t, start, end, open = f.set.find(f.text, f.search)
+		f.open = f.open || open
 		if t == nil {
 			return nil, f.text[f.at:]
 		}

@@ -83,7 +83,7 @@ func (t *Tokenizer) EncodeCut(dst []uint32, text string, o Options) ([]uint32, C
 		}
 		dst = t.encodePart(dst, part, first, o.Plain, w)
 		dst = append(dst, token.ID)
-		if !token.RightStrip && !t.context {
+		if !token.RightStrip && !t.context && !f.open {
 			cut = Cut{Text: f.at, Tokens: len(dst) - start}
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/bpe"
 )
 
 func readZipped(t testing.TB, file string, into any) {
@@ -114,7 +116,7 @@ func TestPromptsOfVLLM(t *testing.T) {
 
 func TestCompletions(t *testing.T) {
 	tok := load(t, "llama3", "chatml", Options{})
-	plain := tok.bpe.Encode(nil, "Hi the\u00e9", markless)
+	plain := tok.bpe.Encode(nil, "Hi the\u00e9", bpe.Options{})
 	for body, want := range map[string][]uint32{
 		`{"prompt":"Hi the\u00e9"}`:                       append([]uint32{0}, plain...),
 		`{"prompt":["Hi theé"]}`:                          append([]uint32{0}, plain...),
@@ -158,8 +160,12 @@ func TestLoadErrors(t *testing.T) {
 		t.Errorf("a missing folder gave %v", err)
 	}
 	dir := folder(t, "gpt2", "{% for %}")
-	if _, err := Load(dir, Options{}); !errors.Is(err, ErrUnsupported) {
-		t.Errorf("a broken template gave %v", err)
+	tok, err := Load(dir, Options{})
+	if err != nil || !errors.Is(tok.ChatError(), ErrUnsupported) {
+		t.Fatalf("a broken template gave %v", err)
+	}
+	if _, err := tok.AppendPrompt(nil, Completions, []byte(`{"prompt":"a"}`)); err != nil {
+		t.Errorf("completions of a model with a broken template: %v", err)
 	}
 	for _, broken := range []string{`{`, `{"model":{"type":"BPE","vocab":{},"merges":[]}}`, `{"model":{"type":"Unigram","vocab":[["a",0]]}}`} {
 		if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(broken), 0o600); err != nil {
@@ -170,8 +176,7 @@ func TestLoadErrors(t *testing.T) {
 		}
 	}
 	dir = folder(t, "gpt2", "")
-	tok, err := Load(dir, Options{})
-	if err != nil {
+	if tok, err = Load(dir, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := tok.AppendPrompt(nil, ChatCompletions, []byte(`{"messages":[{"role":"user","content":"hi"}]}`)); !errors.Is(err, ErrUnsupported) {

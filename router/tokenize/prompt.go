@@ -50,9 +50,14 @@ func readFields(body []byte) (f fields, err error) {
 
 // scratch is what one AppendPrompt works in.
 type scratch struct {
-	items [][]byte
-	json  []byte
-	kinds []kind
+	items  [][]byte
+	keys   []key
+	kinds  []kind
+	json   []byte
+	window []byte
+	name   []byte
+	text   []byte
+	ids    []uint32
 }
 
 // scratchBytesMax is what a pooled scratch may keep.
@@ -62,8 +67,9 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 func (s *scratch) release() {
 	clear(s.items) // they lie in the client's body
+	clear(s.kinds)
 	s.items, s.json, s.kinds = s.items[:0], s.json[:0], s.kinds[:0]
-	if cap(s.json) <= scratchBytesMax {
+	if cap(s.json)+cap(s.window)+cap(s.text)+4*cap(s.ids) <= scratchBytesMax {
 		scratches.Put(s)
 	}
 }
@@ -176,6 +182,14 @@ func (t *Tokenizer) appendChat(dst []uint32, f *fields, s *scratch) ([]uint32, e
 	if err != nil {
 		return dst, err
 	}
+	if t.cache == nil || t.cache.off.Load() || o.proceed || o.special {
+		return t.appendWhole(dst, in, o, s)
+	}
+	return t.appendCached(dst, f, in, o, s)
+}
+
+// appendWhole renders and encodes all of a conversation.
+func (t *Tokenizer) appendWhole(dst []uint32, in chat.Input, o flags, s *scratch) ([]uint32, error) {
 	text, err := t.renderAll(in, o, s)
 	if err != nil {
 		return dst, err
@@ -186,7 +200,7 @@ func (t *Tokenizer) appendChat(dst []uint32, f *fields, s *scratch) ([]uint32, e
 // input prepares what the template gets beside the messages.
 func (t *Tokenizer) input(f *fields) (in chat.Input, err error) {
 	if t.template == nil {
-		return in, unsupported("the model has no chat template")
+		return in, t.missing
 	}
 	in.Now = t.now()
 	if in.Args, err = t.arguments(f); err != nil {
@@ -245,20 +259,17 @@ func (t *Tokenizer) arguments(f *fields) (json.RawMessage, error) {
 
 // renderAll renders the whole conversation.
 func (t *Tokenizer) renderAll(in chat.Input, o flags, s *scratch) (string, error) {
-	s.json = append(s.json[:0], '[')
-	for i, raw := range s.items {
-		if i > 0 {
-			s.json = append(s.json, ',')
-		}
-		var err error
-		if o.proceed && i == len(s.items)-1 {
-			if raw, err = tagged(raw); err != nil {
-				return "", err
-			}
-		}
-		if s.json, _, err = t.appendMessage(s.json, raw); err != nil {
+	if o.proceed {
+		last := len(s.items) - 1
+		raw, err := tagged(s.items[last])
+		if err != nil {
 			return "", err
 		}
+		s.items[last] = raw
+	}
+	s.json = append(s.json[:0], '[')
+	if err := t.readMessages(s, s.items); err != nil {
+		return "", err
 	}
 	s.json = append(s.json, ']')
 	in.Conversation, in.AddGenerationPrompt = s.json, o.generate
@@ -267,6 +278,23 @@ func (t *Tokenizer) renderAll(in chat.Input, o flags, s *scratch) (string, error
 		return text, err
 	}
 	return untagged(text)
+}
+
+// readMessages appends what the template gets for messages to s.json, with commas between, and their kinds to s.kinds.
+func (t *Tokenizer) readMessages(s *scratch, messages [][]byte) error {
+	s.kinds = s.kinds[:0]
+	for i, raw := range messages {
+		if i > 0 {
+			s.json = append(s.json, ',')
+		}
+		var k kind
+		var err error
+		if s.json, k, err = t.appendMessage(s.json, raw); err != nil {
+			return err
+		}
+		s.kinds = append(s.kinds, k)
+	}
+	return nil
 }
 
 func (t *Tokenizer) render(in chat.Input) (string, error) {
@@ -316,6 +344,3 @@ func untagged(text string) (string, error) {
 	}
 	return strings.TrimRight(text[:at], " \t\n\r\v\f"), nil
 }
-
-// markless is how the text of a chat is encoded: its template writes the marks.
-var markless = bpe.Options{}

@@ -48,13 +48,18 @@ type Options struct {
 // Tokenizer turns requests into token ids. Make one with Load. It may be used by many goroutines.
 type Tokenizer struct {
 	bpe       *bpe.Tokenizer
-	template  *chat.Template // nil: the model has none
+	template  *chat.Template // nil: the model has none that works, for the reason in missing
+	missing   error
 	toolUse   *chat.Template // for requests with tools, where the model has one apart
 	engine    Engine
 	parts     bool // the template wants content as a list of parts
 	developer bool // the template knows the role developer
 	tools     bool // it knows tools
+	keeps     bool // what it writes depends on nothing but the request and the day
+	dated     bool // its output depends on the day
 	now       func() time.Time
+	cache     *cache // nil: none
+	stubs     stubs
 }
 
 // fileBytesMax bounds the files of a folder: the largest known tokenizer.json has 33 MB.
@@ -83,8 +88,17 @@ func Load(path string, o Options) (*Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load tokenizer from %s: %w", path, err)
 	}
+	if o.CacheBytes == 0 {
+		o.CacheBytes = cacheBytes
+	}
+	if o.CacheBytes > 0 && t.template != nil && t.toolUse == nil && t.keeps {
+		t.startCache(o.CacheBytes)
+	}
 	return t, nil
 }
+
+// cacheBytes is the default of Options.CacheBytes: a thousand conversations of 55,000 tokens.
+const cacheBytes = 256 << 20
 
 func (t *Tokenizer) loadGGUF(path string, o Options) error {
 	if t.engine == 0 {
@@ -111,7 +125,8 @@ func (t *Tokenizer) loadGGUF(path string, o Options) error {
 	if o.Template != "" {
 		source = o.Template
 	}
-	return t.setTemplate(source, chat.Options{BOS: text(marks.BOS), EOS: text(marks.EOS)})
+	t.setTemplate(source, chat.Options{BOS: text(marks.BOS), EOS: text(marks.EOS)})
+	return nil
 }
 
 func (t *Tokenizer) loadFolder(dir string, o Options) error {
@@ -149,21 +164,31 @@ func (t *Tokenizer) loadFolder(dir string, o Options) error {
 			return fmt.Errorf("%w: %w", ErrUnsupported, err)
 		}
 	}
-	return t.setTemplate(source, marks)
+	t.setTemplate(source, marks)
+	return nil
 }
 
-func (t *Tokenizer) setTemplate(source string, marks chat.Options) (err error) {
+// setTemplate takes the model's chat template.
+func (t *Tokenizer) setTemplate(source string, marks chat.Options) {
 	if source == "" {
-		return nil
+		t.missing = unsupported("the model has no chat template")
+		return
 	}
-	if t.template, err = chat.New(source, marks); err != nil {
-		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	template, err := chat.New(source, marks)
+	if err != nil { // completions work all the same
+		t.missing = fmt.Errorf("%w: %w", ErrUnsupported, err)
+		return
 	}
+	t.template = template
 	t.parts = wantsParts(source)
 	t.developer = strings.Contains(source, `"developer"`) || strings.Contains(source, `'developer'`)
 	t.tools = strings.Contains(source, "tools")
-	return nil
+	t.dated = strings.Contains(source, "strftime_now")
+	t.keeps = cacheable(source)
 }
+
+// ChatError is why requests for chat completions cannot be told, nil where they can.
+func (t *Tokenizer) ChatError() error { return t.missing }
 
 // readFile returns nil for a file that is missing.
 func readFile(dir, name string) ([]byte, error) {

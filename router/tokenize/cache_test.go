@@ -1,0 +1,221 @@
+package tokenize
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestCacheAgrees plays conversations that go on, branch, are edited and repeated, with tools and without, and holds every
+// prompt against that of a Tokenizer without a cache.
+func TestCacheAgrees(t *testing.T) {
+	for _, name := range templates {
+		t.Run(name, func(t *testing.T) {
+			family := "llama3"
+			if name == "mistral" {
+				family = "llama2"
+			}
+			whole := load(t, family, name, Options{CacheBytes: -1})
+			cached := load(t, family, name, Options{CacheBytes: 4 << 20})
+			if cached.cache == nil {
+				t.Fatal("the template did not pass its probes")
+			}
+			rng := rand.New(rand.NewPCG(11, 12))
+			asked := 0
+			for range 20 {
+				asked += playRandom(t, rng, whole, cached)
+			}
+			c := cached.cache
+			if c.wrong.Load() > 0 || c.off.Load() {
+				t.Error("a check found the cache wrong")
+			}
+			if hits := c.hits.Load(); hits < uint64(asked)/3 {
+				t.Errorf("%d of %d requests were answered from the cache", hits, asked)
+			}
+		})
+	}
+}
+
+// playRandom plays one conversation and returns how many requests the model took.
+func playRandom(t *testing.T, rng *rand.Rand, whole, cached *Tokenizer) (asked int) {
+	t.Helper()
+	request := map[string]any{}
+	if rng.IntN(3) == 0 {
+		request["tools"] = json.RawMessage(`[{"type":"function","function":{"name":"f","description":"does <f>","parameters":{"type":"object"}}}]`)
+	}
+	if rng.IntN(4) == 0 {
+		request["chat_template_kwargs"] = map[string]any{"enable_thinking": rng.IntN(2) == 0}
+	}
+	var messages []map[string]any
+	for _, turn := range probeTurns(rng) {
+		messages = append(messages, turn...)
+		switch rng.IntN(8) {
+		case 0: // an edit of an earlier message
+			messages = slices.Clone(messages)
+			at := rng.IntN(len(messages))
+			edited := map[string]any{"role": messages[at]["role"], "content": fmt.Sprint("edited ", rng.IntN(3))}
+			messages[at] = edited
+		case 1: // the same again
+			ask(t, request, messages, whole, cached)
+		case 2:
+			request["add_generation_prompt"] = false
+		default:
+			delete(request, "add_generation_prompt")
+		}
+		if ask(t, request, messages, whole, cached) {
+			asked++
+		}
+	}
+	return asked
+}
+
+func ask(t *testing.T, request map[string]any, messages []map[string]any, whole, cached *Tokenizer) bool {
+	t.Helper()
+	request["messages"] = messages
+	body, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, errWant := whole.AppendPrompt(nil, ChatCompletions, body)
+	got, errGot := cached.AppendPrompt([]uint32{9}, ChatCompletions, body)
+	if (errWant == nil) != (errGot == nil) || !slices.Equal(got[1:], want) {
+		t.Fatalf("%s:\n got %v, %v\nwant %v, %v", body, got[1:], errGot, want, errWant)
+	}
+	return errWant == nil
+}
+
+// TestCacheStaysWithinItsBytes also makes every node and run be dropped in the end.
+func TestCacheStaysWithinItsBytes(t *testing.T) {
+	const limit = 300_000
+	tok := load(t, "llama3", "chatml", Options{CacheBytes: limit})
+	for i := range 200 {
+		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%d %s"},{"role":"assistant","content":"ok"},{"role":"user","content":"more"}]}`, i, strings.Repeat("words and words ", 100+i))
+		if _, err := tok.AppendPrompt(nil, ChatCompletions, []byte(body)); err != nil {
+			t.Fatal(err)
+		}
+		for k := range tok.cache.shards {
+			s := &tok.cache.shards[k]
+			if s.bytes > s.limit || s.bytes != counted(s) {
+				t.Fatalf("after %d: %d bytes of %d, counted %d", i, s.bytes, s.limit, counted(s))
+			}
+		}
+	}
+	s := &tok.cache.shards[0]
+	if len(s.nodes) < 2 {
+		t.Errorf("%d nodes are left", len(s.nodes))
+	}
+	for s.list.prev != &s.list {
+		s.drop(s.list.prev)
+	}
+	if s.bytes != 0 || len(s.nodes) != 0 {
+		t.Errorf("%d bytes and %d nodes are left of nothing", s.bytes, len(s.nodes))
+	}
+}
+
+func counted(s *shard) (bytes int64) {
+	runs := map[*run]int{}
+	for _, e := range s.nodes {
+		bytes += e.bytes
+		runs[e.run]++
+	}
+	for r, refs := range runs {
+		if r.refs == refs {
+			bytes += 4 * int64(cap(r.ids))
+		}
+	}
+	return bytes
+}
+
+func TestCacheByManyAtOnce(t *testing.T) {
+	whole := load(t, "llama3", "thinking", Options{CacheBytes: -1})
+	cached := load(t, "llama3", "thinking", Options{CacheBytes: 200_000})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i%2), 5)) // two by two they play the same
+			for range 10 {
+				playRandom(t, rng, whole, cached)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A template that does what no probe shows is found out by a check, and the answer is right all the same.
+func TestWrongCacheIsGivenUp(t *testing.T) {
+	source := `{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}{% if messages[0].content == 'secret' and loop.last %}!{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}`
+	dir := folder(t, "llama3", source)
+	cached, err := Load(dir, Options{})
+	if err != nil || cached.cache == nil {
+		t.Fatal(err)
+	}
+	whole, err := Load(dir, Options{CacheBytes: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	messages := []map[string]any{{"role": "user", "content": "secret"}}
+	for range 3 {
+		ask(t, map[string]any{}, messages, whole, cached)
+		messages = append(messages, map[string]any{"role": "assistant", "content": "a"}, map[string]any{"role": "user", "content": "b"})
+	}
+	if !cached.cache.off.Load() || cached.cache.wrong.Load() != 1 {
+		t.Error("the cache was not given up")
+	}
+}
+
+// A template whose output looks back at texts, or ahead, gets no wrong prompt for it.
+func TestTemplatesThatLookAround(t *testing.T) {
+	for name, source := range map[string]string{
+		"first text":  `{% for m in messages %}<|im_start|>{{ m.content }}/{{ messages[0].content }}<|im_end|>{% endfor %}`,
+		"count":       `{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}`,
+		"last text":   `{{ messages[-1].content }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}`,
+		"index":       `{% for m in messages %}<|im_start|>{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}`,
+		"total":       `{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + (m.content | length) %}<|im_start|>{{ ns.n }}<|im_end|>{% endfor %}`,
+		"time of day": `{{ strftime_now("%H:%M") }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t, "llama3", source)
+			cached, err := Load(dir, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole, err := Load(dir, Options{CacheBytes: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rng := rand.New(rand.NewPCG(1, 9))
+			for range 10 {
+				playRandom(t, rng, whole, cached)
+			}
+		})
+	}
+}
+
+func TestFold(t *testing.T) {
+	u, a, s := kind{role: "user"}, kind{role: "assistant"}, kind{role: "system"}
+	var stub []kind
+	for i := range 1000 {
+		k := u
+		if i%2 == 1 {
+			k = a
+		}
+		if i == 0 {
+			k = s
+		}
+		if stub = fold(stub, k); stub == nil || len(stub) > 6 || len(stub)%2 != (i+1)%2 || stub[len(stub)-1] != k || stub[0] != s {
+			t.Fatalf("after %d: %v", i, stub)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	stub = nil
+	for range 100 {
+		if stub = fold(stub, kind{role: fmt.Sprint(rng.IntN(9))}); stub == nil {
+			return
+		}
+	}
+	t.Errorf("a wild conversation is kept as %d messages", len(stub))
+}

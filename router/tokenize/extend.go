@@ -1,0 +1,172 @@
+package tokenize
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/headrace/headrace/internal/bpe"
+	"github.com/headrace/headrace/internal/chat"
+)
+
+const (
+	// triesMax bounds the prefixes of a conversation that are tried before all of it is rendered.
+	triesMax = 3
+	// checksFirst and checkEvery say which answers out of the cache are compared with what rendering everything gives.
+	checksFirst = 4
+	checkEvery  = 4096
+)
+
+// appendCached takes what is known of the conversation from the cache, and remembers what it was asked.
+func (t *Tokenizer) appendCached(dst []uint32, f *fields, in chat.Input, o flags, s *scratch) ([]uint32, error) {
+	day := ""
+	if t.dated {
+		day = in.Now.Format("2006-01-02")
+	}
+	t.chainKeys(f, day, s)
+	start, n := len(dst), len(s.items)
+	for try := 0; try < triesMax; try++ {
+		k, e, ids := t.cache.find(s.keys, n)
+		if e == nil {
+			break
+		}
+		out, ok, err := t.extend(dst, k, e, ids, in, day, o, s)
+		if err != nil {
+			return out, err
+		}
+		if ok {
+			if hits := t.cache.hits.Add(1); hits <= checksFirst || hits%checkEvery == 0 {
+				return t.check(out, start, in, o, s)
+			}
+			return out, nil
+		}
+		n = k - 1
+	}
+	t.cache.misses.Add(1)
+	return t.appendCold(dst, in, day, o, s)
+}
+
+// chainKeys computes the keys of all prefixes of the conversation.
+func (t *Tokenizer) chainKeys(f *fields, day string, s *scratch) {
+	k := chain(0, t.cache.hash(f.tools))
+	k = chain(chain(k, t.cache.hash(f.kwargs)), t.cache.hash(f.effort))
+	k = chain(k, t.cache.hash([]byte(day)))
+	s.keys = s.keys[:0]
+	for _, raw := range s.items {
+		k = chain(k, t.cache.hash(raw))
+		s.keys = append(s.keys, k)
+	}
+}
+
+// check compares an answer out of the cache, out[start:], with what rendering everything gives. If they differ the cache
+// is given up: the template does what no probe of it has done.
+func (t *Tokenizer) check(out []uint32, start int, in chat.Input, o flags, s *scratch) ([]uint32, error) {
+	t.cache.checks.Add(1)
+	whole, err := t.appendWhole(nil, in, o, s)
+	if err != nil || slices.Equal(whole, out[start:]) {
+		return out, err
+	}
+	t.cache.wrong.Add(1)
+	t.cache.off.Store(true)
+	return append(out[:start], whole...), nil
+}
+
+// extend answers from the node of the first k messages. ok is false where the node is of no use for this conversation.
+func (t *Tokenizer) extend(dst []uint32, k int, e *node, ids []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool, error) {
+	if k == len(s.items) {
+		dst, ok := t.again(dst, e, ids, in, day, o, s)
+		return dst, ok, nil
+	}
+	s.json = s.json[:0]
+	if err := t.readMessages(s, s.items[k:]); err != nil {
+		return dst, false, err
+	}
+	text, ok := t.behind(in, day, e.stub, s.json, o.generate, s)
+	if !ok {
+		return dst, false, nil
+	}
+	dst = append(dst, ids...)
+	s.text = append(append(s.text[:0], e.tail...), text...)
+	dst = t.store(dst, len(s.items), e, ids, e.inside, foldAll(e.stub, s.kinds), in, day, o, s)
+	return dst, true, nil
+}
+
+// again answers for a conversation that was asked before: a retry, or another answer to the same question.
+func (t *Tokenizer) again(dst []uint32, e *node, ids []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool) {
+	if o.generate && e.asked {
+		return append(append(dst, ids...), e.final...), true
+	}
+	prompt := ""
+	if o.generate {
+		stub := t.stubOf(in, day, e.stub, s.name[:0])
+		if !stub.ok || strings.Contains(stub.prompt, marker) {
+			return dst, false
+		}
+		prompt = stub.prompt
+	}
+	s.text = append(append(s.text[:0], e.tail...), prompt...)
+	return t.bpe.Encode(append(dst, ids...), view(s.text), bpe.Options{Inside: e.inside}), true
+}
+
+// store appends the tokens of s.text, the rendered end of a conversation of n messages, and remembers them behind those
+// of the node it goes on from, which may be nil.
+func (t *Tokenizer) store(dst []uint32, n int, from *node, before []uint32, inside bool, stub []kind, in chat.Input, day string, o flags, s *scratch) []uint32 {
+	text := view(s.text)
+	main := text
+	if o.generate && stub != nil {
+		asked := t.stubOf(in, day, stub, s.name[:0])
+		if !asked.ok || !strings.HasSuffix(text, asked.prompt) || strings.Contains(asked.prompt, marker) {
+			stub = nil
+		} else {
+			main = text[:len(text)-len(asked.prompt)]
+		}
+	}
+	if stub == nil {
+		return t.bpe.Encode(dst, text, bpe.Options{Inside: inside})
+	}
+	var cut bpe.Cut
+	s.ids, cut = t.bpe.EncodeCut(s.ids[:0], main, bpe.Options{Inside: inside})
+	more := s.ids[:cut.Tokens]
+	e := &node{tail: strings.Clone(main[cut.Text:]), inside: inside || cut.Text > 0, stub: stub}
+	dst = append(dst, more...)
+	if o.generate {
+		e.final, e.asked = t.bpe.Encode(nil, text[cut.Text:], bpe.Options{Inside: e.inside}), true
+		dst = append(dst, e.final...)
+	} else {
+		dst = append(dst, s.ids[cut.Tokens:]...)
+	}
+	t.cache.add(s.keys, n, from, before, more, e)
+	return dst
+}
+
+// appendCold renders all of a conversation and remembers it, and its system message on its own: others begin with it too.
+func (t *Tokenizer) appendCold(dst []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, error) {
+	text, err := t.renderAll(in, o, s)
+	if err != nil {
+		return dst, err
+	}
+	stub := foldAll(nil, s.kinds)
+	if len(s.items) > 1 && (s.kinds[0].role == "system" || s.kinds[0].role == "developer") {
+		t.storeSystem(text, in, s)
+	}
+	s.text = append(s.text[:0], text...)
+	return t.store(dst, len(s.items), nil, nil, false, stub, in, day, o, s), nil
+}
+
+// storeSystem remembers the first message of a conversation that was rendered as whole.
+func (t *Tokenizer) storeSystem(whole string, in chat.Input, s *scratch) {
+	if _, e, _ := t.cache.find(s.keys, 1); e != nil {
+		return
+	}
+	system, _, err := t.appendMessage([]byte{'['}, s.items[0])
+	if err != nil {
+		return
+	}
+	in.Conversation, in.AddGenerationPrompt = append(system, ']'), false
+	text, err := t.render(in)
+	if err != nil || !strings.HasPrefix(whole, text) {
+		return
+	}
+	ids, cut := t.bpe.EncodeCut(nil, text, bpe.Options{})
+	t.cache.add(s.keys, 1, nil, nil, ids[:cut.Tokens], &node{
+		tail: strings.Clone(text[cut.Text:]), inside: cut.Text > 0, stub: foldAll(nil, s.kinds[:1])})
+}
