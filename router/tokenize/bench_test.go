@@ -15,7 +15,7 @@ import (
 //
 //	HEADRACE_MODEL=DIR go test ./router/tokenize -run '^$' -bench Conversation -cpu 1
 func BenchmarkConversation(b *testing.B) {
-	for _, template := range []string{"chatml", "llama3", "thinking"} {
+	for _, template := range []string{"chatml", "thinking"} {
 		for name, limit := range map[string]int64{"warm": 0, "cold": -1} {
 			b.Run(template+"/"+name, func(b *testing.B) { benchmarkConversation(b, template, limit) })
 		}

@@ -13,7 +13,8 @@ import (
 // independently, and the text from there on. A conversation that goes on costs its new messages alone.
 //
 // Nodes of one conversation share the memory of their tokens: each holds a prefix of the same run, and whoever extends
-// the longest of them appends in place.
+// the longest of them appends in place. Where a conversation branches, the branch is a run of its own that begins behind
+// so many tokens of the other.
 
 // key names a prefix of a conversation: a chain of hashes with a secret seed of this process, 64 bits wide. That two
 // prefixes of a million have one key has a probability of 1 in 10^7, and would cost a cache hit.
@@ -34,10 +35,34 @@ type node struct {
 	prev, next *node
 }
 
-// run is memory for tokens. Its nodes use ids[:node.tokens].
+// run is memory for tokens: the first skip of its nodes' tokens are those of base, the others are in ids.
 type run struct {
-	ids  []uint32
-	refs int
+	ids   []uint32
+	base  *run // in the same shard; nil where skip is 0
+	skip  int
+	depth int // of runs below
+	refs  int // nodes, and runs that this is the base of
+}
+
+// depthMax bounds the runs that the tokens of one node lie in.
+const depthMax = 8
+
+// parts appends the first n tokens of a run to list, the last part first. They must not be changed.
+func (r *run) parts(list [][]uint32, n int) [][]uint32 {
+	for r != nil {
+		own := n - r.skip
+		list = append(list, r.ids[:own:own])
+		r, n = r.base, r.skip
+	}
+	return list
+}
+
+// joinParts appends the tokens of such a list.
+func joinParts(dst []uint32, list [][]uint32) []uint32 {
+	for _, part := range slices.Backward(list) {
+		dst = append(dst, part...)
+	}
+	return dst
 }
 
 const nodeBytes = 256 // about what a node takes beside its texts
@@ -86,45 +111,51 @@ func (c *cache) shardOf(keys []key, n int) *shard {
 	return &c.shards[uint64(keys[min(n, 2)-1])%uint64(len(c.shards))]
 }
 
-// find returns the node of the longest prefix known of at most n messages, and its tokens. They must not be changed.
-func (c *cache) find(keys []key, n int) (at int, found *node, ids []uint32) {
+// find returns the node of the longest prefix known of at most n messages, and its tokens as run.parts does, in list's
+// memory.
+func (c *cache) find(keys []key, n int, list [][]uint32) (at int, found *node, parts [][]uint32) {
 	for ; n > 0; n-- {
 		s := c.shardOf(keys, n)
 		s.mu.Lock()
 		if e := s.nodes[keys[n-1]]; e != nil {
 			e.unlink()
 			s.push(e)
-			ids = e.run.ids[:e.tokens:e.tokens]
+			parts = e.run.parts(list[:0], e.tokens)
 			s.mu.Unlock()
-			return n, e, ids
+			return n, e, parts
 		}
 		s.mu.Unlock()
 	}
 	return 0, nil, nil
 }
 
-// add puts a node for the first n messages into the cache: the tokens of the node it goes on from, which may be nil, and
-// more behind them. e has everything but its run.
-func (c *cache) add(keys []key, n int, from *node, before, more []uint32, e *node) {
+// add puts a node for the first n messages into the cache: the tokens of the node it goes on from, which may be nil and
+// whose parts are before, and more behind them. e has everything but its tokens.
+func (c *cache) add(keys []key, n int, from *node, before [][]uint32, more []uint32, e *node) {
 	s := c.shardOf(keys, n)
 	e.key = keys[n-1]
-	e.tokens = len(before) + len(more)
 	e.bytes = nodeBytes + int64(len(e.tail)+4*len(e.final)+32*len(e.stub))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes[e.key] != nil {
 		return // another request was faster
 	}
-	if from != nil && s.nodes[from.key] == from && len(from.run.ids) == from.tokens {
-		e.run = from.run
+	shared := from != nil && s.nodes[from.key] == from
+	switch {
+	case shared && from.run.skip+len(from.run.ids) == from.tokens:
+		e.run, e.tokens = from.run, from.tokens+len(more)
 		grown := -cap(e.run.ids)
 		e.run.ids = append(e.run.ids, more...)
-		grown += cap(e.run.ids)
-		s.bytes += 4 * int64(grown)
-	} else {
-		ids := make([]uint32, 0, e.tokens+e.tokens/8+16)
-		e.run = &run{ids: append(append(ids, before...), more...)}
-		s.bytes += 4 * int64(cap(ids))
+		s.bytes += 4 * int64(grown+cap(e.run.ids))
+	case shared && from.run.depth < depthMax:
+		from.run.refs++
+		e.tokens = from.tokens + len(more)
+		e.run = &run{ids: slices.Clone(more), base: from.run, skip: from.tokens, depth: from.run.depth + 1}
+		s.bytes += runBytes + 4*int64(cap(e.run.ids))
+	default:
+		ids := append(joinParts(nil, before), more...)
+		e.run, e.tokens = &run{ids: ids}, len(ids)
+		s.bytes += runBytes + 4*int64(cap(ids))
 	}
 	e.run.refs++
 	s.nodes[e.key] = e
@@ -135,12 +166,17 @@ func (c *cache) add(keys []key, n int, from *node, before, more []uint32, e *nod
 	}
 }
 
+const runBytes = 64
+
 func (s *shard) drop(e *node) {
 	e.unlink()
 	delete(s.nodes, e.key)
 	s.bytes -= e.bytes
-	if e.run.refs--; e.run.refs == 0 {
-		s.bytes -= 4 * int64(cap(e.run.ids))
+	for r := e.run; r != nil; r = r.base {
+		if r.refs--; r.refs > 0 {
+			return
+		}
+		s.bytes -= runBytes + 4*int64(cap(r.ids))
 	}
 }
 

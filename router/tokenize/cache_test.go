@@ -92,10 +92,16 @@ func ask(t *testing.T, request map[string]any, messages []map[string]any, whole,
 func TestCacheStaysWithinItsBytes(t *testing.T) {
 	const limit = 300_000
 	tok := load(t, "llama3", "chatml", Options{CacheBytes: limit})
-	for i := range 200 {
-		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%d %s"},{"role":"assistant","content":"ok"},{"role":"user","content":"more"}]}`, i, strings.Repeat("words and words ", 100+i))
-		if _, err := tok.AppendPrompt(nil, ChatCompletions, []byte(body)); err != nil {
-			t.Fatal(err)
+	for i := range 60 {
+		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%d %s"}`, i, strings.Repeat("words and words ", 100+i))
+		for branch := range 12 { // it goes on, and branches at every second turn
+			last := body + fmt.Sprintf(`,{"role":"assistant","content":"<|im_end|>ok"},{"role":"user","content":"more %d"}`, branch)
+			if _, err := tok.AppendPrompt(nil, ChatCompletions, []byte(last+"]}")); err != nil {
+				t.Fatal(err)
+			}
+			if branch%2 == 0 {
+				body = last
+			}
 		}
 		for k := range tok.cache.shards {
 			s := &tok.cache.shards[k]
@@ -116,15 +122,14 @@ func TestCacheStaysWithinItsBytes(t *testing.T) {
 	}
 }
 
+// counted adds up what the nodes of a shard take.
 func counted(s *shard) (bytes int64) {
-	runs := map[*run]int{}
+	runs := map[*run]bool{}
 	for _, e := range s.nodes {
 		bytes += e.bytes
-		runs[e.run]++
-	}
-	for r, refs := range runs {
-		if r.refs == refs {
-			bytes += 4 * int64(cap(r.ids))
+		for r := e.run; r != nil && !runs[r]; r = r.base {
+			runs[r] = true
+			bytes += runBytes + 4*int64(cap(r.ids))
 		}
 	}
 	return bytes

@@ -25,11 +25,12 @@ func (t *Tokenizer) appendCached(dst []uint32, f *fields, in chat.Input, o flags
 	t.chainKeys(f, day, s)
 	start, n := len(dst), len(s.items)
 	for try := 0; try < triesMax; try++ {
-		k, e, ids := t.cache.find(s.keys, n)
+		k, e, parts := t.cache.find(s.keys, n, s.parts)
 		if e == nil {
 			break
 		}
-		out, ok, err := t.extend(dst, k, e, ids, in, day, o, s)
+		s.parts = parts
+		out, ok, err := t.extend(dst, k, e, in, day, o, s)
 		if err != nil {
 			return out, err
 		}
@@ -71,9 +72,10 @@ func (t *Tokenizer) check(out []uint32, start int, in chat.Input, o flags, s *sc
 }
 
 // extend answers from the node of the first k messages. ok is false where the node is of no use for this conversation.
-func (t *Tokenizer) extend(dst []uint32, k int, e *node, ids []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool, error) {
+// The node's tokens are in s.parts.
+func (t *Tokenizer) extend(dst []uint32, k int, e *node, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool, error) {
 	if k == len(s.items) {
-		dst, ok := t.again(dst, e, ids, in, day, o, s)
+		dst, ok := t.again(dst, e, in, day, o, s)
 		return dst, ok, nil
 	}
 	s.json = s.json[:0]
@@ -84,16 +86,16 @@ func (t *Tokenizer) extend(dst []uint32, k int, e *node, ids []uint32, in chat.I
 	if !ok {
 		return dst, false, nil
 	}
-	dst = append(dst, ids...)
+	dst = joinParts(dst, s.parts)
 	s.text = append(append(s.text[:0], e.tail...), text...)
-	dst = t.store(dst, len(s.items), e, ids, e.inside, foldAll(e.stub, s.kinds), in, day, o, s)
+	dst = t.store(dst, len(s.items), e, e.inside, foldAll(e.stub, s.kinds), in, day, o, s)
 	return dst, true, nil
 }
 
 // again answers for a conversation that was asked before: a retry, or another answer to the same question.
-func (t *Tokenizer) again(dst []uint32, e *node, ids []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool) {
+func (t *Tokenizer) again(dst []uint32, e *node, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool) {
 	if o.generate && e.asked {
-		return append(append(dst, ids...), e.final...), true
+		return append(joinParts(dst, s.parts), e.final...), true
 	}
 	prompt := ""
 	if o.generate {
@@ -104,12 +106,12 @@ func (t *Tokenizer) again(dst []uint32, e *node, ids []uint32, in chat.Input, da
 		prompt = stub.prompt
 	}
 	s.text = append(append(s.text[:0], e.tail...), prompt...)
-	return t.bpe.Encode(append(dst, ids...), view(s.text), bpe.Options{Inside: e.inside}), true
+	return t.bpe.Encode(joinParts(dst, s.parts), view(s.text), bpe.Options{Inside: e.inside}), true
 }
 
 // store appends the tokens of s.text, the rendered end of a conversation of n messages, and remembers them behind those
 // of the node it goes on from, which may be nil.
-func (t *Tokenizer) store(dst []uint32, n int, from *node, before []uint32, inside bool, stub []kind, in chat.Input, day string, o flags, s *scratch) []uint32 {
+func (t *Tokenizer) store(dst []uint32, n int, from *node, inside bool, stub []kind, in chat.Input, day string, o flags, s *scratch) []uint32 {
 	text := view(s.text)
 	main := text
 	if o.generate && stub != nil {
@@ -134,7 +136,7 @@ func (t *Tokenizer) store(dst []uint32, n int, from *node, before []uint32, insi
 	} else {
 		dst = append(dst, s.ids[cut.Tokens:]...)
 	}
-	t.cache.add(s.keys, n, from, before, more, e)
+	t.cache.add(s.keys, n, from, s.parts, more, e)
 	return dst
 }
 
@@ -149,12 +151,13 @@ func (t *Tokenizer) appendCold(dst []uint32, in chat.Input, day string, o flags,
 		t.storeSystem(text, in, s)
 	}
 	s.text = append(s.text[:0], text...)
-	return t.store(dst, len(s.items), nil, nil, false, stub, in, day, o, s), nil
+	s.parts = s.parts[:0]
+	return t.store(dst, len(s.items), nil, false, stub, in, day, o, s), nil
 }
 
 // storeSystem remembers the first message of a conversation that was rendered as whole.
 func (t *Tokenizer) storeSystem(whole string, in chat.Input, s *scratch) {
-	if _, e, _ := t.cache.find(s.keys, 1); e != nil {
+	if _, e, _ := t.cache.find(s.keys, 1, nil); e != nil {
 		return
 	}
 	system, _, err := t.appendMessage([]byte{'['}, s.items[0])

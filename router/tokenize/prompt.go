@@ -58,6 +58,7 @@ type scratch struct {
 	name   []byte
 	text   []byte
 	ids    []uint32
+	parts  [][]uint32 // of tokens in the cache
 }
 
 // scratchBytesMax is what a pooled scratch may keep.
@@ -68,6 +69,7 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 func (s *scratch) release() {
 	clear(s.items) // they lie in the client's body
 	clear(s.kinds)
+	clear(s.parts)
 	s.items, s.json, s.kinds = s.items[:0], s.json[:0], s.kinds[:0]
 	if cap(s.json)+cap(s.window)+cap(s.text)+4*cap(s.ids) <= scratchBytesMax {
 		scratches.Put(s)
