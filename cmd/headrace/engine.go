@@ -38,6 +38,8 @@ type engineFlags struct {
 	env           []string
 	watch         string
 	dialect       string
+	kvAddress     string
+	kvEngine      string
 	role          string
 	model         string
 	modelName     string
@@ -72,13 +74,16 @@ free ports. --print-command prints what would be started.`,
 		Example: `  headrace engine --engine vllm --model /models/llama --role prefill --etcd 10.0.0.1:2379 --socket /run/headrace/node.sock --listen 10.0.0.7:8001 -- --max-model-len 8192
   headrace engine --engine vllm-plain --model /models/llama --print-command
   headrace engine --command 'my-server --weights {model} --bind {host}:{port}' --model w.bin --etcd 10.0.0.1:2379
-  headrace engine --watch http://10.0.0.7:8001 --dialect openai --etcd 10.0.0.1:2379`,
+  headrace engine --command 'python -m sglang.launch_server --model-path {model} --host {host} --port {port} --disaggregation-mode {role}' --role prefill --model llama --etcd 10.0.0.1:2379 --listen 10.0.0.7:8001
+  headrace engine --watch http://10.0.0.7:8001 --etcd 10.0.0.1:2379`,
 		Args: afterDash,
 	}
 	fs := cmd.Flags()
 	o.p.add(fs, "engine", "127.0.0.1:0")
 	o.addTemplate(fs)
 	fs.StringVar(&o.watch, "watch", "", "`URL` of an engine that runs already, which is announced and never started nor stopped")
+	fs.StringVar(&o.kvAddress, "kv-address", "", "`HOST:PORT` at which other engines find this one's own KV connector (default: as its command line and the engine itself say)")
+	fs.StringVar(&o.kvEngine, "kv-engine", "", "`id` by which other engines know this one's connector (default: engine_id of its --kv-transfer-config)")
 	fs.StringVar(&o.role, "role", "both", "prefill, decode or both")
 	fs.StringVar(&o.model, "model", "", "`folder` of the model in Hugging Face's form, or whatever {model} is in the template")
 	fs.StringVar(&o.modelName, "model-name", "", "what clients call the model (default: the folder's name)")
@@ -108,7 +113,7 @@ func (o *engineFlags) addTemplate(fs *pflag.FlagSet) {
 	fs.StringVar(&o.engine, "engine", "", "`template` of the engine: "+strings.Join(sidecar.Names, ", "))
 	fs.StringVar(&o.command, "command", "", "command `line` of an engine of another kind, with placeholders")
 	fs.StringArrayVar(&o.env, "env", nil, "variable of the engine's environment, `NAME=VALUE`; may be repeated")
-	fs.StringVar(&o.dialect, "dialect", "", "how routers talk to the engine: vllm, vllm-nixl or openai (default: the template's)")
+	fs.StringVar(&o.dialect, "dialect", "", "how routers talk to the engine: "+strings.Join(sidecar.Foreign, ", ")+" (default: as its command line and the engine itself say)")
 	fs.StringVar(&o.python, "python", "", "Python `interpreter` that has vLLM (default: the one of the vllm on PATH)")
 	fs.StringVar(&o.connectorPath, "connector-path", "", "`folder` with the connector's package headrace, or installed for the one that pip installed (default: the one in this program)")
 	fs.StringVar(&o.device, "device", "auto", "auto, cpu or cuda: what vLLM runs on")
@@ -144,14 +149,18 @@ func (o *engineFlags) validate() error {
 }
 
 func (o *engineFlags) validateTemplate() error {
-	dialects := []string{"", sidecar.DialectVLLM, sidecar.DialectVLLMNixl, sidecar.DialectOpenAI}
 	switch {
 	case o.engine != "" && !slices.Contains(sidecar.Names, o.engine):
 		return fmt.Errorf("--engine %q: use %s, or --command for another", o.engine, strings.Join(sidecar.Names, ", "))
-	case !slices.Contains(dialects, o.dialect):
-		return fmt.Errorf("--dialect %q: use %s", o.dialect, strings.Join(dialects[1:], ", "))
+	case o.dialect != "" && !slices.Contains(sidecar.Foreign, o.dialect):
+		return fmt.Errorf("--dialect %q: use one of %s", o.dialect, strings.Join(sidecar.Foreign, ", "))
 	case o.device != "auto" && o.device != sidecar.DeviceCPU && o.device != sidecar.DeviceCUDA:
 		return fmt.Errorf("--device %q: use auto, cpu or cuda", o.device)
+	}
+	if o.kvAddress != "" {
+		if host, port, err := net.SplitHostPort(o.kvAddress); err != nil || host == "" || port == "" {
+			return fmt.Errorf("--kv-address %q: use HOST:PORT", o.kvAddress)
+		}
 	}
 	for _, e := range o.env {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
@@ -265,10 +274,27 @@ func (o *engineFlags) prepare(ctx context.Context) (*sidecar.Config, error) {
 	if e.Addr = o.advertise; e.Addr == "" {
 		e.Addr = cfg.Addr
 	}
-	if o.dialect != "" {
-		e.Dialect = o.dialect
-	}
+	o.connect(cfg)
 	return cfg, nil
+}
+
+// connect says how the engine is spoken with, as far as that is known before it runs: what the user says counts most, then
+// its command line.
+func (o *engineFlags) connect(cfg *sidecar.Config) {
+	said := sidecar.Connector{Dialect: o.dialect, Engine: o.kvEngine}
+	if host, port, err := net.SplitHostPort(o.kvAddress); err == nil {
+		said.Host = host
+		said.Port, _ = strconv.Atoi(port)
+	}
+	if cfg.Command != nil {
+		said = said.Over(sidecar.ConnectorOf(cfg.Command))
+	}
+	if said.Dialect == "" && cfg.Entry.Dialect != sidecar.DialectOpenAI { // the template's
+		said.Dialect = cfg.Entry.Dialect
+	}
+	if cfg.Connector = said; said.Dialect != "" {
+		cfg.Entry.Dialect = said.Dialect
+	}
 }
 
 func (o *engineFlags) prepareWatch(cfg *sidecar.Config) error {

@@ -42,6 +42,8 @@ type Self struct {
 	Model         string
 	ContextTokens uint32
 	Version       string // "" where there is no /version
+	Engine        string // its name and version, "" where it is not said
+	Connector     Connector
 	Figures
 }
 
@@ -138,17 +140,22 @@ func (a *Asker) Self(ctx context.Context) (*Self, error) {
 		var v struct {
 			Version string `json:"version"`
 		}
-		if json.Unmarshal(body, &v) == nil {
-			s.Version = v.Version
+		if json.Unmarshal(body, &v) == nil && v.Version != "" {
+			s.Version, s.Engine = v.Version, "vllm "+v.Version
 		}
 	case !missing(err):
 		return nil, err
 	}
-	f, err := a.Figures(ctx)
+	text, err := a.metrics(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.Figures = *f
+	s.Figures, s.Connector = *parseFigures(text), connectorOfMetrics(text)
+	info, err := a.serverInfo(ctx)
+	if err != nil {
+		return nil, err
+	}
+	info.tell(s)
 	return s, nil
 }
 
@@ -177,14 +184,20 @@ func (a *Asker) Nudge(ctx context.Context, model string) error {
 
 // Figures reads /metrics; an engine that has none tells nothing.
 func (a *Asker) Figures(ctx context.Context) (*Figures, error) {
-	body, err := a.get(ctx, "/metrics")
-	if missing(err) {
-		body, err = nil, nil
-	}
+	text, err := a.metrics(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return parseFigures(string(body)), nil
+	return parseFigures(text), nil
+}
+
+// metrics is /metrics, "" where there is none.
+func (a *Asker) metrics(ctx context.Context) (string, error) {
+	body, err := a.get(ctx, "/metrics")
+	if missing(err) {
+		return "", nil
+	}
+	return string(body), err
 }
 
 // ofUse are the samples that parseFigures looks at.
@@ -194,6 +207,9 @@ var ofUse = map[string]func(f *Figures, s promtext.Sample){
 	"vllm:kv_cache_usage_perc":          func(f *Figures, s promtext.Sample) { f.CacheUsage = max(f.CacheUsage, s.Value) },
 	"vllm:gpu_cache_usage_perc":         func(f *Figures, s promtext.Sample) { f.CacheUsage = max(f.CacheUsage, s.Value) },
 	"vllm:iteration_tokens_total_count": func(f *Figures, s promtext.Sample) { f.Steps = max(f.Steps, 0) + s.Value },
+	"sglang:num_running_reqs":           func(f *Figures, s promtext.Sample) { f.Running = max(f.Running, 0) + s.Value },
+	"sglang:num_queue_reqs":             func(f *Figures, s promtext.Sample) { f.Waiting = max(f.Waiting, 0) + s.Value },
+	"sglang:token_usage":                func(f *Figures, s promtext.Sample) { f.CacheUsage = max(f.CacheUsage, s.Value) },
 	"process_start_time_seconds":        func(f *Figures, s promtext.Sample) { f.Started = s.Value },
 	"vllm:cache_config_info": func(f *Figures, s promtext.Sample) {
 		f.BlockTokens, f.Blocks = number(s.Labels["block_size"]), number(s.Labels["num_gpu_blocks"])

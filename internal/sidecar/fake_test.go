@@ -186,6 +186,11 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, f.get("asked"))
 	case "/version":
 		fmt.Fprint(w, `{"version":"0.32.0"}`)
+	case "/get_server_info":
+		if f.get("info") == "" {
+			http.NotFound(w, r)
+		}
+		fmt.Fprint(w, f.get("info"))
 	case "/metrics":
 		fmt.Fprintf(w, "# HELP x\nprocess_start_time_seconds 1.5e+09\nvllm:num_requests_running{engine=\"0\",model_name=\"fake\"} %s.0\nvllm:num_requests_waiting{engine=\"0\"} %s.0\n"+
 			"vllm:iteration_tokens_total_count{engine=\"0\"} %s.0\n"+

@@ -5,6 +5,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +15,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/headrace/headrace/internal/registry"
@@ -53,6 +55,9 @@ type Lister interface {
 type Config struct {
 	// Entry is what is known beforehand: id, role, dialect, address for routers, host, where its KV events are.
 	Entry registry.Worker
+	// Connector is what is known of how the engine exchanges KV cache: what it says itself counts where this says nothing. A
+	// dialect in it is not changed.
+	Connector Connector
 	// Addr is where this host reaches the engine's HTTP server.
 	Addr string
 	// Command starts the engine; nil watches one that somebody else runs.
@@ -112,6 +117,8 @@ type sidecar struct {
 	steps   float64
 	stepped time.Time // when steps last grew, or nothing was to be done
 	said    string    // the last complaint
+	remarks []string  // those that were made
+	told    Connector // what the engine said of its connector
 
 	nudged     time.Time     // when the engine was last made to step
 	nudgeAfter time.Duration // how long to wait until the next time
@@ -275,10 +282,10 @@ func (s *sidecar) describe(ctx context.Context) error {
 	e := s.Entry
 	e.Model, e.ContextTokens, e.BlockTokens, e.Blocks = self.Model, self.ContextTokens, self.BlockTokens, self.Blocks
 	e.PID, e.Started = os.Getpid(), s.since
-	if self.Version != "" {
-		e.Engine = "vllm " + self.Version
-	}
-	if e.Dialect == DialectVLLMNixl {
+	e.Engine = self.Engine
+	s.told = self.Connector
+	s.connect(&e, s.Connector.Over(s.told))
+	if byItself(e.Dialect) {
 		e.Fingerprint = likeness(self)
 	}
 	s.attach(ctx, &e)
@@ -295,9 +302,37 @@ func (s *sidecar) stalled(f *Figures) bool {
 	return time.Since(s.stepped) > stallMax
 }
 
+// connect adds how the engine is spoken with.
+func (s *sidecar) connect(e *registry.Worker, c Connector) {
+	if c.Dialect == DialectVLLM && e.Dialect != DialectVLLM { // found out too late: there is no daemon to look at
+		c.Dialect = DialectOpenAI
+		s.remark("the engine has Headrace's connector, and is served whole requests: start this with --dialect vllm and --socket PATH of its node daemon")
+	}
+	e.Dialect = cmp.Or(c.Dialect, e.Dialect)
+	if c.Role != "" && c.Role != e.Role {
+		if e.Role != registry.RoleBoth {
+			s.remark("the engine can only " + c.Role + ", and is listed so, whatever --role says")
+		}
+		e.Role = c.Role
+	}
+	e.KVAddr, e.KVEngine = c.address(e.Addr), c.Engine
+	e.TensorParallel, e.PipelineParallel = cmp.Or(e.TensorParallel, c.TensorParallel), cmp.Or(e.PipelineParallel, c.PipelineParallel)
+	if what := c.missing(e.Role); what != "" {
+		s.remark("routers do not pair the engine before they know " + what)
+	}
+}
+
+// remark logs what does not change, once.
+func (s *sidecar) remark(text string) {
+	if !slices.Contains(s.remarks, text) {
+		s.remarks = append(s.remarks, text)
+		s.Logger.Warn(text)
+	}
+}
+
 // likeness is a fingerprint for engines that exchange KV by means of their own: equals may be paired.
 func likeness(self *Self) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", self.Model, self.Version, self.CacheDType))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", self.Model, cmp.Or(self.Version, self.Engine), self.CacheDType))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -476,7 +511,7 @@ func (s *sidecar) busy(ctx context.Context) (string, error) {
 			return fmt.Sprintf("%d leases", a.Leases), nil
 		}
 	}
-	if s.Entry.Dialect == DialectVLLMNixl && f.CacheUsage > 0 { // a decode engine is yet to fetch it
+	if leases(s.Connector.Over(s.told).Dialect) && f.CacheUsage > 0 { // a decode engine is yet to fetch it
 		return "KV blocks", nil
 	}
 	return "", nil

@@ -12,11 +12,18 @@ import (
 
 // Dialects: how a router talks to an engine.
 const (
-	DialectVLLM     = "vllm"      // vLLM with Headrace's connector
-	DialectVLLMNixl = "vllm-nixl" // vLLM with its own NixlConnector
-	DialectOpenAI   = "openai"    // whole requests only
-	DialectNative   = "native"    // Headrace's own
+	DialectVLLM         = "vllm"           // vLLM with Headrace's connector
+	DialectVLLMNixl     = "vllm-nixl"      // vLLM with its own NixlConnector
+	DialectVLLMNixlPush = "vllm-nixl-push" // with its NixlPushConnector
+	DialectVLLMMooncake = "vllm-mooncake"  // with its MooncakeConnector
+	DialectVLLMNCCL     = "vllm-p2p-nccl"  // with its P2pNcclConnector
+	DialectSGLang       = "sglang"         // SGLang in prefill or decode mode
+	DialectOpenAI       = "openai"         // whole requests only
+	DialectNative       = "native"         // Headrace's own
 )
+
+// Foreign are the dialects of engines that are not our own.
+var Foreign = []string{DialectVLLM, DialectVLLMNixl, DialectVLLMNixlPush, DialectVLLMMooncake, DialectVLLMNCCL, DialectSGLang, DialectOpenAI}
 
 // Template is a command line that starts an engine, with placeholders in it.
 type Template struct {
