@@ -70,8 +70,9 @@ e2e: deps-test build model ## drive the real binary end to end, with the openai 
 	cd test/e2e && HEADRACE_E2E=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 40m # without a package: so it prints its tables
 
 .PHONY: proof
-proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, each kill 20 times, all prompts
+proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, 10,000 over all dialects, each kill 20 times, all prompts
 	HEADRACE_FULL=1 go test -count=1 -timeout 60m ./transfer/...
+	HEADRACE_FULL=1 go test -count=1 -timeout 60m -run TestCancelAnywhere -v ./router
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
 	scripts/deps.sh lab
 	go run ./test/lab -full

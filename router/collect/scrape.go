@@ -38,12 +38,12 @@ type Figures struct {
 // Foreign is how many of the engine's requests this router did not give it.
 func (f *Figures) Foreign() int64 { return max(f.Running+f.Waiting-f.Own, 0) }
 
-// Spellings of each figure, the first one that an engine has counts. Older vLLM says gpu_, and counters came with and
+// Spellings of each figure, vLLM's and SGLang's; the first one that an engine has counts. Older vLLM says gpu_, and counters came with and
 // without _total.
 var (
-	namesRunning         = []string{"vllm:num_requests_running"}
-	namesWaiting         = []string{"vllm:num_requests_waiting"}
-	namesUsage           = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"}
+	namesRunning         = []string{"vllm:num_requests_running", "sglang:num_running_reqs"}
+	namesWaiting         = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs"}
+	namesUsage           = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"}
 	namesQueries         = []string{"vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries"}
 	namesHits            = []string{"vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits"}
 	namesExternalQueries = []string{"vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_queries"}
@@ -185,7 +185,7 @@ func figures(fs families) (*Figures, error) {
 		f.KVUsage = min(usage/float64(n), 1)
 	}
 	if running == 0 && n == 0 {
-		return nil, errors.New("read metrics: none of vLLM's (vllm:num_requests_running, vllm:kv_cache_usage_perc)")
+		return nil, errors.New("read metrics: none of vLLM's or SGLang's (vllm:num_requests_running, sglang:num_running_reqs)")
 	}
 	f.Ranks = max(running, 1)
 	for _, s := range fs[namesCache[0]] {
