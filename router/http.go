@@ -13,6 +13,7 @@ import (
 
 	"github.com/headrace/headrace/internal/openai"
 	"github.com/headrace/headrace/router/body"
+	"github.com/headrace/headrace/router/dialects"
 )
 
 const requestIDMax = 128
@@ -86,7 +87,11 @@ func allow(ctx *fasthttp.RequestCtx, method string) *openai.Error {
 
 // foreignPaths are what engines of other kinds offer and our own does not, by what metrics call them. Such a request goes to
 // one engine and is not looked into, but for its model.
-var foreignPaths = map[string]string{"/v1/embeddings": "embeddings", "/tokenize": "tokenize", "/detokenize": "detokenize"}
+var foreignPaths = map[string]string{"/v1/embeddings": "embeddings", "/tokenize": "tokenize", "/detokenize": "detokenize",
+	dialects.PathResponses: "responses", dialects.PathGenerate: "generate"}
+
+// sharedPaths are those of foreignPaths that generate: two workers may share such a request, and its answer may be a stream.
+var sharedPaths = map[string]bool{dialects.PathResponses: true, dialects.PathGenerate: true}
 
 // generate checks a request and serves it; an error is one from before it was accepted.
 func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, foreign string, start time.Time) *openai.Error {
@@ -113,7 +118,10 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, fo
 	}
 	q := r.newRequest(endpoint, string(ctx.Path()), requestID(ctx), b, start)
 	if foreign != "" {
-		q.label, q.foreign, q.whole, q.dreq.Stream = foreign, true, true, false
+		q.label, q.foreign = foreign, true
+		if !sharedPaths[q.dreq.Path] {
+			q.whole, q.dreq.Stream = true, false
+		}
 	}
 	if q.dreq.Stream {
 		// The answer is written by the hijacker, who also waits for what was pipelined before to be written.
@@ -144,7 +152,7 @@ func (r *Router) watched(conn *clientConn, f func(context.Context)) {
 func (r *Router) stream(ctx *fasthttp.RequestCtx, conn *clientConn, hijacked net.Conn, q *request) {
 	defer r.finish()
 	s := &streamSink{
-		conn: conn, head: streamHead(q, ctx), timeout: r.cfg.WriteTimeout, includeUsage: q.body.IncludeUsage,
+		conn: conn, head: streamHead(q, ctx), timeout: r.cfg.WriteTimeout, includeUsage: q.body.IncludeUsage, bare: q.dreq.Path == dialects.PathResponses,
 		chunked:   ctx.Request.Header.IsHTTP11(),
 		keepAlive: ctx.Request.Header.IsHTTP11() && !ctx.Request.Header.ConnectionClose(),
 	}

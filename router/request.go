@@ -137,6 +137,8 @@ func (q *request) refuse(w *pairing.Worker) string {
 	switch {
 	case q.foreign && native:
 		return "does not offer " + q.dreq.Path
+	case q.dreq.Path == dialects.PathGenerate && w.Dialect != dialects.SGLangName && w.Dialect != dialects.PlainName:
+		return "does not offer " + q.dreq.Path
 	case q.sent && !native:
 		return "cannot go on with an answer that was begun"
 	case q.body.N > 1 && (q.decision.Whole != nil || q.decision.Decode != nil) && native != (dialectOf(q.decision) == dialects.NativeName):

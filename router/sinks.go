@@ -21,6 +21,7 @@ type streamSink struct {
 	head         []byte // the response's header, until it is sent
 	chunked      bool   // HTTP/1.1
 	includeUsage bool
+	bare         bool // the stream's last event is the engine's own: no [DONE]
 	timeout      time.Duration
 	keepAlive    bool
 	// fail answers with an error while nothing has been sent yet.
@@ -94,7 +95,9 @@ func (s *streamSink) flush(end []byte) error {
 }
 
 func (s *streamSink) finish() error {
-	s.append([]byte(openai.Done))
+	if !s.bare {
+		s.append([]byte(openai.Done))
+	}
 	return s.close()
 }
 

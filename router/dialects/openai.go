@@ -31,5 +31,9 @@ func (p *Plain) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 
 // whole sends the client's own request to the one worker.
 func (r *relay) whole() {
-	r.answer = r.open(r.Decision.Whole, roleWhole, r.Request.Body.Whole())
+	body := r.Request.Body.Whole()
+	if r.Request.Path == PathGenerate {
+		body = r.Request.Body.Without(notGenerates, nil)
+	}
+	r.answer = r.open(r.Decision.Whole, roleWhole, body)
 }

@@ -43,14 +43,14 @@ func (g *SGLang) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 	defer func() { r.close(out.Result == Finished) }()
 	d := a.Decision
 	if d.Whole != nil {
-		r.answer = r.send(call{worker: d.Whole, role: roleWhole, body: sglangBody(a.Request.Body, ridMember(nil, r.rid))})
+		r.answer = r.send(call{worker: d.Whole, role: roleWhole, body: sglangBody(a.Request, ridMember(nil, r.rid))})
 		return r.run(ctx)
 	}
 	host, port, err := splitAddr(d.Prefill.KVAddr)
 	if err != nil {
 		return unregistered(a, d.Prefill, err)
 	}
-	sent := sglangBody(a.Request.Body, ridMember(bootstrapMembers(host, port, rooms(a.Request.Body)), r.rid))
+	sent := sglangBody(a.Request, ridMember(bootstrapMembers(host, port, rooms(a.Request.Body)), r.rid))
 	if a.Request.Path == PathGenerate && string(a.Request.Body.Value("return_logprob")) == "true" {
 		r.merge = &logprobs{}
 	}
@@ -62,15 +62,19 @@ func (g *SGLang) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 // PathGenerate is SGLang's own endpoint.
 const PathGenerate = "/generate"
 
-// notSGLangs are members of a request that are not passed on: the engine's name for it is the router's to choose.
-var notSGLangs = set("rid")
+// notSGLangs are members of a request that are not passed on: the engine's name for it is the router's to choose. notGenerates
+// are those where the model's name is the router's concern alone.
+var notSGLangs, notGenerates = set("rid"), set("rid", "model")
 
 // sglangBody is the client's body with further members.
-func sglangBody(b *body.Body, added []byte) [][]byte {
-	if b.Value("rid") != nil {
-		return b.Without(notSGLangs, added)
+func sglangBody(q *Request, added []byte) [][]byte {
+	switch {
+	case q.Path == PathGenerate:
+		return q.Body.Without(notGenerates, added)
+	case q.Body.Value("rid") != nil:
+		return q.Body.Without(notSGLangs, added)
 	}
-	return b.With(added)
+	return q.Body.With(added)
 }
 
 func ridMember(members []byte, rid string) []byte {
@@ -83,6 +87,9 @@ func ridMember(members []byte, rid string) []byte {
 // rooms tells how many rooms a request needs, and whether they go into a list.
 func rooms(b *body.Body) (n int) {
 	n = max(b.N, 1)
+	if p := gjson.ParseBytes(b.Value("sampling_params")); p.IsObject() { // where /generate has it
+		n = max(n, int(min(p.Get("n").Int(), roomsMax+1)))
+	}
 	for _, name := range []string{"prompt", "text", "input_ids"} {
 		if k := body.Batch(b.Value(name)); k > 0 {
 			return n * k

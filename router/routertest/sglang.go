@@ -51,7 +51,10 @@ func (c *EngineCall) parseSGLang() error {
 			c.prompt = string(p.Text) + string(p.InputIDs)
 		}
 		c.b.MaxTokens = max(p.SamplingParams.MaxNewTokens, 1)
-		c.b.Model = c.Engine.Model // which it does not know
+		if c.b.Model != "" {
+			return errors.New("a model for /generate")
+		}
+		c.b.Model = c.Engine.Model
 	}
 	switch {
 	case len(c.Params) > 0:
