@@ -17,6 +17,9 @@ import (
 // cancelsAll is how many requests TestCancelAnywhere cancels when it is run at full length, over all dialects.
 const cancelsAll = 10000
 
+// cancelLease is for how long a vLLM keeps what nobody fetches: longer than the router lets a decode linger.
+const cancelLease = 3 * time.Second
+
 // cancelFleets are two pairs, or four workers, of each dialect.
 var cancelFleets = map[string]func() ([]*routertest.Worker, []*routertest.Engine){
 	"native": func() ([]*routertest.Worker, []*routertest.Engine) { return pair("p1", "p2", "d1", "d2"), nil },
@@ -44,7 +47,7 @@ func slowly(ws []*routertest.Worker, es []*routertest.Engine, seed uint64) {
 		}
 	}
 	for _, e := range es {
-		e.Lease = time.Second
+		e.Lease = cancelLease
 		e.Fault = func(c *routertest.EngineCall, stage string, n int) routertest.Action {
 			wait(e.ID, stage, c.N, n)
 			return routertest.Go
@@ -68,7 +71,7 @@ func TestCancelAnywhere(t *testing.T) {
 			leakCheck(t)
 			ws, es := fleet()
 			slowly(ws, es, 1)
-			h := startMixed(t, func(c *Config) { c.NixlLease = 5 * time.Second }, ws, es)
+			h := startMixed(t, func(c *Config) { c.NixlLease = cancelLease }, ws, es)
 			cancelled := h.leave(each, 16)
 			h.until("the errands to be run", func() bool { return h.r.errands.Pending() == 0 })
 			q := ask{n: 5}
