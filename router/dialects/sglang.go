@@ -169,14 +169,14 @@ func (m *logprobs) decode(data []byte) []byte {
 	each(data, func(i int64, v gjson.Result) {
 		list := v.Get(pathLogprobs)
 		had := m.of[i]
-		if len(had) == 0 || !list.IsArray() || list.Index == 0 {
+		if len(had) == 0 || !list.IsArray() || list.Index <= 0 || list.Index >= len(data) || data[list.Index] != '[' {
 			return
 		}
 		in := had
 		if len(bytes.TrimSpace([]byte(list.Raw[1:len(list.Raw)-1]))) > 0 {
 			in = append(bytes.Clone(had), ',')
 		}
-		cuts = append(cuts, cut{v.Index + list.Index + 1, in})
+		cuts = append(cuts, cut{list.Index + 1, in})
 	})
 	if len(cuts) == 0 {
 		return data
