@@ -19,6 +19,13 @@ type decoder struct {
 	ignored uint64 // events of kinds that are not known
 }
 
+// Decoder reads batches of KV events that came some other way than over a Collector's connections. It is not safe for
+// concurrent use.
+type Decoder struct{ d decoder }
+
+// Batch gives the events of one batch to sink, up to the one that cannot be read.
+func (d *Decoder) Batch(b []byte, s Source, sink Sink) error { return d.d.batch(b, s, sink) }
+
 // event is the union of all kinds.
 type event struct {
 	kind    kind
@@ -60,6 +67,7 @@ const (
 	fieldLoRA
 	fieldExtra
 	fieldGroup
+	fieldSpec
 )
 
 func fieldOf(name []byte) field {
@@ -82,13 +90,15 @@ func fieldOf(name []byte) field {
 		return fieldExtra
 	case "group_idx":
 		return fieldGroup
+	case "kv_cache_spec_kind":
+		return fieldSpec
 	}
 	return fieldOther
 }
 
 // Fields by position behind the kind, in arrays.
 var (
-	storedFields  = []field{fieldHashes, fieldParent, fieldTokens, fieldSize, fieldLoRAID, fieldMedium, fieldLoRA, fieldExtra, fieldGroup}
+	storedFields  = []field{fieldHashes, fieldParent, fieldTokens, fieldSize, fieldLoRAID, fieldMedium, fieldLoRA, fieldExtra, fieldGroup, fieldSpec}
 	removedFields = []field{fieldHashes, fieldMedium, fieldGroup}
 )
 
@@ -239,6 +249,10 @@ func (d *decoder) field(f field, v []byte) (rest []byte, err error) {
 		var g uint16
 		g, rest, err = msgp.ReadUint16Bytes(v)
 		st.Group, rm.Group = g, g
+	case fieldSpec:
+		var name []byte
+		name, rest, err = msgp.ReadStringZC(v)
+		st.Spec = specName(name)
 	case fieldExtra:
 		st.Extra, rest, err = raws(v, st.Extra)
 	default:
@@ -248,6 +262,14 @@ func (d *decoder) field(f field, v []byte) (rest []byte, err error) {
 		return nil, fmt.Errorf("field %d: %w", f, err)
 	}
 	return rest, nil
+}
+
+// specName does not copy the name that most have.
+func specName(name []byte) string {
+	if string(name) == "full_attention" {
+		return "full_attention"
+	}
+	return string(name)
 }
 
 // mediumName does not copy the names that there are.

@@ -23,6 +23,7 @@ type Stored struct {
 	LoRAID      int64  // older engines say only this; -1: not said
 	Medium      string // GPU, CPU, STORAGE
 	Group       uint16 // of the KV cache's groups
+	Spec        string // kind of attention that the group serves, as full_attention; "" for not said
 }
 
 // Removed says that an engine let blocks go, each of them once: it may have the same content in another block.
@@ -47,8 +48,35 @@ type Sink interface {
 	Lost(s Source, batches uint64)
 }
 
+// Batches is what a Sink may be besides. It hears the numbers of batches, which only mean something for one process of
+// the engine, and can pass over those that it knows of already.
+type Batches interface {
+	// Begin: a batch comes, of this number, and with this hash of its bytes. On false it is kept from this sink.
+	Begin(s Source, seq, sum uint64) bool
+	// End: all that could be read of a batch was told.
+	End(s Source, seq, sum uint64)
+}
+
 // sinks passes on to several.
 type sinks []Sink
+
+// wanting are those of all that a batch is for.
+func (x sinks) wanting(s Source, seq, sum uint64, into sinks) sinks {
+	for _, k := range x {
+		if b, ok := k.(Batches); !ok || b.Begin(s, seq, sum) {
+			into = append(into, k)
+		}
+	}
+	return into
+}
+
+func (x sinks) end(s Source, seq, sum uint64) {
+	for _, k := range x {
+		if b, ok := k.(Batches); ok {
+			b.End(s, seq, sum)
+		}
+	}
+}
 
 func (x sinks) Stored(s Source, b *Stored) {
 	for _, k := range x {

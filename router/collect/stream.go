@@ -39,7 +39,8 @@ type stream struct {
 	addr, replay string
 	dial         func(ctx context.Context, addr string) (net.Conn, error)
 	held         *holdings
-	sink         Sink // held among others
+	sink         sinks // held among others
+	wanting      sinks // those that the batch at hand is for
 	decode       decoder
 	note         func(s *stream, err error)
 
@@ -221,10 +222,12 @@ func (s *stream) live(ctx context.Context, seq uint64, payload []byte) error {
 func (s *stream) take(seq uint64, payload []byte) {
 	s.clean = false
 	err := errors.New("read KV events: the batch is too large")
-	if payload != nil {
-		err = s.decode.batch(payload, s.src, s.sink)
-	}
 	s.next, s.last = seq+1, xxhash.Sum64(payload)
+	if payload != nil {
+		s.wanting = s.sink.wanting(s.src, seq, s.last, s.wanting[:0])
+		err = s.decode.batch(payload, s.src, s.wanting)
+		s.wanting.end(s.src, seq, s.last)
+	}
 	s.figures.next.Store(s.next)
 	s.figures.batches.Add(1)
 	s.figures.ignored.Store(s.decode.ignored)

@@ -60,4 +60,25 @@ func place(tag, x uint64) uint64 {
 	return x
 }
 
+// displace is place backwards.
+func displace(tag, k uint64) uint64 {
+	k ^= k >> 32
+	k *= prime3Inverse
+	k ^= k>>29 ^ k>>58
+	k *= prime2Inverse
+	return k ^ k>>33 ^ tag
+}
+
+// Inverses of odd numbers modulo 2^64.
+var prime2Inverse, prime3Inverse = inverse(prime2), inverse(prime3)
+
+// inverse is by Newton's iteration: each step doubles the bits that are right, of which a itself has three.
+func inverse(a uint64) uint64 {
+	x := a
+	for range 5 {
+		x *= 2 - a*x
+	}
+	return x
+}
+
 func newTag() uint64 { return rand.Uint64() }

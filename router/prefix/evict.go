@@ -35,11 +35,16 @@ func (x *Index) evict(s *segment) {
 	n := max(1, len(all)/evictPart)
 	worst := nth(ranks, n-1)
 	for _, v := range all {
-		if v.rank > worst || n == 0 {
-			continue
+		if v.rank < worst {
+			n--
+			x.expel(v.k)
 		}
-		n--
-		x.expel(v.k)
+	}
+	for _, v := range all {
+		if v.rank == worst && n > 0 {
+			n--
+			x.expel(v.k)
+		}
 	}
 }
 

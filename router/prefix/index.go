@@ -71,6 +71,8 @@ type Index struct {
 	sideMax int64
 	victims []victim
 	scores  []uint64
+	sums    [stripMax]uint64 // of the tokens of the blocks at hand
+	touched uint64           // so that loads that only fill the cache are not left out
 
 	shape   atomic.Pointer[shape] // what readers know of sources; replaced, never changed
 	looked  atomic.Uint32         // stamp of the last look for what is too old
@@ -156,9 +158,12 @@ func New(cfg Config) (*Index, error) {
 	return x, nil
 }
 
-// stamp is the time in seconds since the index began, plus one.
+// stampFirst leaves room below for what a snapshot says of the time before.
+const stampFirst = 1 << 24
+
+// stamp is the time in seconds since the index began, and stampFirst.
 func (x *Index) stamp() uint32 {
-	return uint32(max(0, x.cfg.Now().Sub(x.begun))/time.Second) + 1
+	return uint32(max(0, x.cfg.Now().Sub(x.begun))/time.Second) + stampFirst
 }
 
 var errFull = errors.New("the prefix index has no place for another source")
@@ -191,7 +196,11 @@ func (x *Index) add(name collect.Source) (*source, error) {
 	}
 	size := sourceBytes + 4*int64(len(name.Worker)+len(name.Incarnation))
 	id := slices.Index(x.ids[1:], nil) + 1
-	if id == 0 || x.side+size > x.sideMax {
+	most := x.sideMax
+	if name.Rank == rankNoted {
+		most /= 2 // a guess takes no place of those that tell
+	}
+	if id == 0 || x.side+size > most {
 		return nil, errFull
 	}
 	x.side += size

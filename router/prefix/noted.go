@@ -44,8 +44,8 @@ func (f *fifo) first() *note { return &f.chunks[0][f.head] }
 // push is false when there is no memory.
 func (x *Index) push(f *fifo, n note) bool {
 	if f.room() == 0 {
-		if x.side+chunkBytes > x.sideMax {
-			return false
+		if x.side+chunkBytes > x.sideMax/2 {
+			return false // the rest is for those that tell
 		}
 		x.side += chunkBytes
 		f.chunks = append(f.chunks, new([chunkNotes]note))
@@ -143,30 +143,32 @@ func (x *Index) notedMax(w Worker, size uint32) int {
 
 // note puts blocks in, the deepest first. The caller holds both locks.
 func (x *Index) note(s *source, hashes []Hash) {
-	at, stamp := s.seat.Load(), x.stamp()
+	stamp := x.stamp()
 	for i := len(hashes) - 1; i >= 0; i-- {
-		h := hashes[i]
-		k := place(s.tag, uint64(h))
-		if e := x.table.find(k); e != nil {
-			if stampOf(e.m.Load())+notedFresh > stamp {
-				continue
-			}
-		}
-		for !x.push(&s.fifo, note{hash: h, stamp: stamp}) {
-			if s.fifo.len() == 0 {
-				return // others have all there is
-			}
-			x.unnote(s, x.pop(&s.fifo))
-		}
-		x.hold(s, at, h, uint32(i), stamp, true)
-		if e := x.table.find(k); e != nil {
-			e.m.Store(notedMeta(s.id, stamp))
-			continue
-		}
-		s.counts.stored.Add(1)
-		s.keys.Add(1)
-		x.table.insert(entry{k, uint64(h), notedMeta(s.id, stamp)})
+		x.noteOne(s, hashes[i], uint32(i), stamp)
 	}
+}
+
+// noteOne puts one in; stamps never fall.
+func (x *Index) noteOne(s *source, h Hash, depth, stamp uint32) {
+	k := place(s.tag, uint64(h))
+	if e := x.table.find(k); e != nil && stampOf(e.m.Load())+notedFresh > stamp {
+		return
+	}
+	for !x.push(&s.fifo, note{hash: h, stamp: stamp}) {
+		if s.fifo.len() == 0 {
+			return // others have all there is
+		}
+		x.unnote(s, x.pop(&s.fifo))
+	}
+	x.hold(s, s.seat.Load(), h, depth, stamp, true)
+	if e := x.table.find(k); e != nil {
+		e.m.Store(notedMeta(s.id, stamp))
+		return
+	}
+	s.counts.stored.Add(1)
+	s.keys.Add(1)
+	x.table.insert(entry{k, uint64(h), notedMeta(s.id, stamp)})
 }
 
 // unnote takes out what stands at a place of the queue, unless it was put in anew.

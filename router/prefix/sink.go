@@ -25,6 +25,16 @@ func mediumRank(name string) uint16 {
 	return 3
 }
 
+// full tells whether blocks of a group are all needed for a prefix to be of use. An engine keeps those of a sliding window, or
+// a state, only while they can be of use: that it has full attention's does not promise these, and it mostly does.
+func full(spec string) bool {
+	switch spec {
+	case "", "full_attention", "mla_attention", "sink_full_attention", "unknown":
+		return true
+	}
+	return false
+}
+
 // Stored implements collect.Sink.
 func (x *Index) Stored(name collect.Source, b *collect.Stored) {
 	if len(b.Keys) == 0 {
@@ -35,6 +45,7 @@ func (x *Index) Stored(name collect.Source, b *collect.Stored) {
 		return
 	}
 	defer s.mu.Unlock()
+	x.doubt(s)
 	s.counts.events.Add(1)
 	if !x.counted(s, b) {
 		s.counts.ignored.Add(uint64(len(b.Keys)))
@@ -58,6 +69,8 @@ func (x *Index) hear(s *source) {
 func (x *Index) counted(s *source, b *collect.Stored) bool {
 	medium, at := mediumRank(b.Medium), s.seat.Load()
 	switch {
+	case !full(b.Spec):
+		return false
 	case b.BlockTokens == 0 || b.BlockTokens > blockTokensMax || medium > s.medium:
 		return false
 	case medium == s.medium && b.Group > s.groupOf:
@@ -83,6 +96,9 @@ func (x *Index) store(s *source, at *seat, b *collect.Stored) {
 	whole := len(b.Tokens) == len(b.Keys)*n
 	parent, depth, stamp, known := x.parent(s, at, b)
 	for i, key := range b.Keys {
+		if i%stripMax == 0 {
+			x.touch(s, at, b, i, parent, known, whole)
+		}
 		k := place(s.tag, uint64(key))
 		var before entry
 		if e := x.table.find(k); e != nil {
@@ -95,7 +111,7 @@ func (x *Index) store(s *source, at *seat, b *collect.Stored) {
 			if i < len(b.Extra) {
 				extra, err = extraOf(b.Extra[i], b.LoRA)
 			}
-			h, right = chain(parent, sum(b.Tokens[i*n:(i+1)*n]), extra), err == nil
+			h, right = chain(parent, x.sums[i%stripMax], extra), err == nil
 		}
 		if !right {
 			s.counts.orphaned.Add(1)
@@ -118,6 +134,32 @@ func (x *Index) store(s *source, at *seat, b *collect.Stored) {
 		}
 		parent, known, depth = h, true, depth+1
 	}
+}
+
+// touch reads where the blocks from i on are to go, so that the memory is at hand when it is their turn: these loads do not
+// wait for each other, those in store do. It sums the tokens up, too.
+func (x *Index) touch(s *source, at *seat, b *collect.Stored, i int, parent Hash, known, whole bool) {
+	n := int(b.BlockTokens)
+	var touched uint64
+	for j, key := range b.Keys[i:min(i+stripMax, len(b.Keys))] {
+		k := place(s.tag, uint64(key))
+		touched += x.table.segment(k).slots[home(k)].k.Load()
+		if !whole {
+			continue
+		}
+		x.sums[j] = sum(b.Tokens[(i+j)*n : (i+j+1)*n])
+		if !known {
+			continue
+		}
+		var extra uint64
+		if i+j < len(b.Extra) {
+			extra, _ = extraOf(b.Extra[i+j], b.LoRA)
+		}
+		parent = chain(parent, x.sums[j], extra)
+		k = place(at.plane.tag, uint64(parent))
+		touched += x.table.segment(k).slots[home(k)].k.Load()
+	}
+	x.touched += touched
 }
 
 // parent is what the first of blocks hangs below, how deep they are, and the stamp they get: their parent's, since nobody
@@ -208,6 +250,7 @@ func (x *Index) Removed(name collect.Source, b *collect.Removed) {
 		return
 	}
 	defer s.mu.Unlock()
+	x.doubt(s)
 	s.counts.events.Add(1)
 	at := s.seat.Load()
 	if at == nil || mediumRank(b.Medium) != s.medium || b.Group != s.groupOf {
@@ -242,6 +285,7 @@ func (x *Index) Cleared(name collect.Source) {
 		return
 	}
 	defer s.mu.Unlock()
+	x.doubt(s)
 	s.counts.cleared.Add(1)
 	x.hear(s)
 	x.clear(s)
@@ -259,13 +303,13 @@ func (x *Index) Reset(name collect.Source, _ string) {
 	}
 	defer s.mu.Unlock()
 	s.counts.resets.Add(1)
+	s.open = false
+	s.ended.Broadcast()
 	if x.shape.Load().stranger(name) {
 		x.remove(s)
 		return
 	}
-	s.heard.Store(false)
-	s.progress = progress{}
-	x.clear(s)
+	x.void(s)
 }
 
 // Lost implements collect.Sink. What is known stays right, and is not all.
