@@ -26,7 +26,7 @@ func TestCacheAgrees(t *testing.T) {
 			}
 			rng := rand.New(rand.NewPCG(11, 12))
 			asked := 0
-			for range 20 {
+			for range 5 {
 				asked += playRandom(t, rng, whole, cached)
 			}
 			c := cached.cache
@@ -90,9 +90,9 @@ func ask(t *testing.T, request map[string]any, messages []map[string]any, whole,
 
 // TestCacheStaysWithinItsBytes also makes every node and run be dropped in the end.
 func TestCacheStaysWithinItsBytes(t *testing.T) {
-	const limit = 300_000
+	const limit = 120_000
 	tok := load(t, "llama3", "chatml", Options{CacheBytes: limit})
-	for i := range 60 {
+	for i := range 25 {
 		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%d %s"}`, i, strings.Repeat("words and words ", 100+i))
 		for branch := range 12 { // it goes on, and branches at every second turn
 			last := body + fmt.Sprintf(`,{"role":"assistant","content":"<|im_end|>ok"},{"role":"user","content":"more %d"}`, branch)
@@ -142,7 +142,7 @@ func TestCacheByManyAtOnce(t *testing.T) {
 	for i := range 4 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(i%2), 5)) // two by two they play the same
-			for range 10 {
+			for range 5 {
 				playRandom(t, rng, whole, cached)
 			}
 		})
@@ -193,7 +193,7 @@ func TestTemplatesThatLookAround(t *testing.T) {
 				t.Fatal(err)
 			}
 			rng := rand.New(rand.NewPCG(1, 9))
-			for range 10 {
+			for range 4 {
 				playRandom(t, rng, whole, cached)
 			}
 		})

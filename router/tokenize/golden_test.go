@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,43 +17,56 @@ import (
 
 func readZipped(t testing.TB, file string, into any) {
 	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.NewDecoder(z).Decode(into); err != nil {
+	if err := unzip(file, into); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// folder makes a model's folder of a tokenizer of internal/bpe's golden file and a template.
-func folder(t testing.TB, family, template string) string {
-	t.Helper()
+func unzip(file string, into any) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	return json.NewDecoder(z).Decode(into)
+}
+
+// families are the tokenizers of internal/bpe's golden file, by name.
+var families = sync.OnceValues(func() (map[string]json.RawMessage, error) {
 	var g struct {
 		Families []struct {
 			Name      string
 			Tokenizer json.RawMessage
 		}
 	}
-	readZipped(t, "../../internal/bpe/testdata/golden.json.gz", &g)
+	err := unzip("../../internal/bpe/testdata/golden.json.gz", &g)
+	out := map[string]json.RawMessage{}
+	for _, f := range g.Families {
+		out[f.Name] = f.Tokenizer
+	}
+	return out, err
+})
+
+// folder makes a model's folder of a tokenizer of internal/bpe's golden file and a template.
+func folder(t testing.TB, family, template string) string {
+	t.Helper()
+	known, err := families()
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
-	write := func(name string, b []byte) {
+	for name, b := range map[string][]byte{
+		"tokenizer.json": known[family], "chat_template.jinja": []byte(template),
+		"tokenizer_config.json": []byte(`{"bos_token":{"content":"<|bos|>"},"eos_token":"<|im_end|>"}`),
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, f := range g.Families {
-		if f.Name == family {
-			write("tokenizer.json", f.Tokenizer)
-		}
-	}
-	write("tokenizer_config.json", []byte(`{"bos_token":{"content":"<|bos|>"},"eos_token":"<|im_end|>"}`))
-	write("chat_template.jinja", []byte(template))
 	return dir
 }
 

@@ -11,7 +11,7 @@ import (
 func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // probes is the number of conversations that are tried when a model is loaded.
-const probes = 20
+const probes = 10
 
 // startCache makes the cache and tries it on conversations of many shapes against rendering everything. It is given up
 // where it is ever wrong.
