@@ -63,8 +63,8 @@ def test_what_is_below_is_the_beginning_of_the_list(seed: int) -> None:
     assert plan.pick(tables, 0, split) + plan.pick(tables, split, plan.blocks) == whole
 
 
-def groups_of(model: Sequence[Any]) -> Any:
-    """The model's groups in vLLM's terms, one layer each."""
+def groups_of(model: Sequence[Any], retention: int | None) -> Any:
+    """The model's groups in vLLM's terms, one layer each. retention: how many tokens apart windows are cached; None: everywhere."""
     import torch  # noqa: PLC0415
     from vllm.v1 import kv_cache_interface as kv  # noqa: PLC0415
 
@@ -79,13 +79,13 @@ def groups_of(model: Sequence[Any]) -> Any:
         else:
             spec = kv.ChunkedLocalAttentionSpec(**common, attention_chunk_size=kind[1])
         made.append(kv.KVCacheGroupSpec([f"layers.{i}"], spec))
-    return kv.KVCacheConfig(num_blocks=TOTAL, kv_cache_tensors=[], kv_cache_groups=made)
+    return kv.KVCacheConfig(num_blocks=TOTAL, kv_cache_tensors=[], kv_cache_groups=made, prefix_cache_retention_interval=retention)
 
 
 class Side:
     """An engine: vLLM's cache manager, what every slot of its cache holds, and the connector's control."""
 
-    def __init__(self, model: Sequence[Any], rng: random.Random) -> None:
+    def __init__(self, model: Sequence[Any], rng: random.Random, retention: int | None = None) -> None:
         from vllm.utils.hashing import sha256  # noqa: PLC0415
         from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: PLC0415
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: PLC0415
@@ -96,7 +96,7 @@ class Side:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
         self.model, self.rng = model, rng
-        config = groups_of(model)
+        config = groups_of(model, retention)
         self.manager = KVCacheManager(
             config, max_model_len=CONTEXT, scheduler_block_size=BLOCK, hash_block_size=BLOCK, enable_caching=True, max_in_flight_tokens=64
         )
@@ -179,7 +179,7 @@ def content(req: Any, group: int, at: int) -> object:
 
 
 def hand_over(model: Sequence[Any], rng: random.Random, tokens: int) -> None:
-    p, d = Side(model, rng), Side(model, rng)
+    p, d = Side(model, rng, rng.choice([None, 0])), Side(model, rng, rng.choice([None, 0]))
     prompt = [rng.randint(1, 50) for _ in range(tokens)]
     offer = Offer(tokens, digest(prompt, []))
     for side in (p, d):
@@ -291,6 +291,24 @@ def test_a_whole_prompt_would_lack_the_block_of_its_last_tokens_window() -> None
     d.manager.allocate_slots(req, 0, num_external_computed_tokens=tokens, delay_cache_blocks=True)
     needed = d.looks_back(1, tokens - 1) // BLOCK
     assert d.tables(req)[1][needed] == 0
+
+
+@pytest.mark.parametrize("tokens", range(5 * BLOCK, 6 * BLOCK + 1))
+def test_what_was_sent_is_found_again_but_for_prompts_of_whole_blocks(tokens: int) -> None:
+    """With what vLLM keeps of windows where nothing else is asked of it. The document says so."""
+    pytest.importorskip("vllm")
+    d = Side([None, ("window", 3 * BLOCK)], random.Random(1), retention=0)
+    req = d.request("r", list(range(1, tokens + 1)))
+    d.manager.allocate_slots(req, 0, num_external_computed_tokens=tokens - 1, delay_cache_blocks=True)
+    d.manager.cache_blocks(req, tokens - 1)
+    for group, table in enumerate(d.tables(req)):
+        d.slots.update({(table[at // BLOCK], at % BLOCK): content(req, group, at) for at in range(tokens - 1)})
+    req.num_computed_tokens = tokens - 1
+    d.compute(req, 1)
+    d.generate(req, 12)
+    d.manager.free(req)
+    _, found, _ = d.manager.get_computed_blocks(d.request("longer", [*range(1, tokens + 1), 77, 77]))
+    assert found == (0 if tokens % BLOCK == 0 else tokens // BLOCK * BLOCK)
 
 
 def test_kinds_that_cannot_be_handed_over_are_named() -> None:
