@@ -291,6 +291,16 @@ func (c *Cluster) EnginePIDs(role string) ([]int, error) {
 	return append([]int{w.EnginePID}, Children(w.EnginePID)...), nil
 }
 
+// Decisions is what the router says of its latest requests.
+func (c *Cluster) Decisions(ctx context.Context) (string, error) {
+	routers := c.table.Snapshot().Routers
+	if len(routers) == 0 {
+		return "", errors.New("no router is listed")
+	}
+	body, err := get(ctx, "http://"+routers[0].Admin+"/debug/decisions")
+	return string(body), err
+}
+
 // said is the end of every log of the cluster, for an error.
 func (c *Cluster) said() error {
 	logs, _ := filepath.Glob(filepath.Join(c.Dir, "logs", "*.log"))

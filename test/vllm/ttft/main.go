@@ -4,10 +4,11 @@
 //
 //	make vllm-ttft ARGS="-rounds 12 -lengths 100,500,1000,1900"
 //
-// All engines are up for the whole run, one thread each, and one is asked at a time: in a new order each time, and behind
-// a pause, because each process of a vLLM's looks for work without rest for a second behind every step, which would be a
-// load on whoever is asked next. NIXL's progress thread runs with the pause that is printed: as NIXL ships it, an idle
-// engine takes a core. Every request of our pair must have moved its KV, or the run fails.
+// All engines are up for the whole run, one thread each, and one set-up is asked at a time: in a new order each time, and
+// behind a pause, because each process of a vLLM's looks for work without rest for a second behind every step, which would
+// be a load on whoever is asked next. For the same reason a pair's engines have a core each, as on two hosts (-pin). NIXL's
+// progress thread runs with the pause that is printed: as NIXL ships it, an idle engine takes a core. Every request of our
+// pair must have moved its KV, or the run fails.
 package main
 
 import (
@@ -30,7 +31,8 @@ type kind struct {
 	name    string
 	ready   func(context.Context) error
 	url     func() string
-	cluster *stage.Cluster // nil for one engine
+	engine  *stage.Engine  // alone, or
+	cluster *stage.Cluster // a pair behind a router
 	times   map[int][]time.Duration
 	fails   map[int]int
 	phases  map[int]*phases
@@ -46,6 +48,8 @@ type options struct {
 	kinds   string
 	model   string
 	phases  bool
+	each    bool
+	pin     bool
 }
 
 func main() {
@@ -61,6 +65,8 @@ func main() {
 	flag.StringVar(&o.kinds, "kinds", "aggregated,headrace,nixl", "what to measure")
 	flag.StringVar(&o.model, "model", "tiny", "tiny or smollm2")
 	flag.BoolVar(&o.phases, "phases", false, "show where the time goes, by the engines' own metrics")
+	flag.BoolVar(&o.pin, "pin", true, "give each engine of a pair a core of its own, as on two hosts")
+	flag.BoolVar(&o.each, "each", false, "print every answer's time as it comes")
 	flag.Parse()
 	if err := run(ctx, &o, lengths); err != nil {
 		fmt.Fprintln(os.Stderr, "ttft:", err)
@@ -98,6 +104,9 @@ func run(ctx context.Context, o *options, lengths string) (err error) {
 		if err := k.ready(ctx); err != nil {
 			return err
 		}
+		if err := k.pin(o.pin); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("all engines are up after %.0f s: %s; model %s, one thread each, blocks of %d tokens\n", time.Since(begun).Seconds(), o.kinds, o.model, stage.BlockTokens)
 	if err := measure(ctx, o, kinds); err != nil {
@@ -125,7 +134,7 @@ func start(s *stage.Stage, o *options) (kinds []*kind, closeAll func(), err erro
 			if err != nil {
 				return kinds, closeAll, err
 			}
-			k.ready, k.url = e.Ready, e.URL
+			k.engine, k.ready, k.url = e, e.Ready, e.URL
 		case "headrace", "nixl":
 			up := stage.UpConfig{Config: common, Engine: "vllm"}
 			if name == "nixl" {
@@ -176,6 +185,9 @@ func measure(ctx context.Context, o *options, kinds []*kind) error {
 					fmt.Printf("round %d, %s, %d tokens: %v\n", round, k.name, n, a.Err)
 				case round > 0:
 					k.times[n] = append(k.times[n], a.First)
+					if o.each {
+						fmt.Fprintf(os.Stderr, "%s %d %s %d %.1f\n", time.Now().Format("15:04:05.000"), round, k.name, n, ms(a.First))
+					}
 					if err := k.add(ctx, o.phases, n, before); err != nil {
 						return err
 					}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/headrace/headrace/test/vllm/stage"
@@ -57,13 +58,15 @@ func (k *kind) add(ctx context.Context, want bool, n int, before []float64) erro
 	}
 	const prefill, decode = 2, 7 // of watched
 	var after []float64
-	if err := stage.Poll(ctx, 5*time.Second, func() (err error) {
+	if err := stage.Poll(ctx, time.Second, func() (err error) {
 		if after, err = k.sums(ctx, want); err == nil && (after[prefill] == before[prefill] || after[decode] == before[decode]) {
 			err = errors.New("an engine has not booked the request")
 		}
 		return err
 	}); err != nil {
-		return fmt.Errorf("read the phases of %s: %w", k.name, err)
+		why, _ := k.cluster.Decisions(ctx)
+		fmt.Fprintf(os.Stderr, "%s, %d tokens: its phases are not known: %v; the router says %.1500s\n", k.name, n, err, why)
+		return ctx.Err()
 	}
 	p := k.phases[n]
 	if p == nil {

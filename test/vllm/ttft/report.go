@@ -66,7 +66,11 @@ func (k *kind) cell(n int, above time.Duration) string {
 
 // report prints the table, in Markdown.
 func report(w io.Writer, o *options, kinds []*kind) {
-	fmt.Fprintf(w, "\nTime to the first token at the client in ms: median (largest) of %d. NIXL's progress thread pauses %d us.\n", o.rounds, o.delayUS)
+	cores := "share the cores"
+	if o.pin {
+		cores = "have a core each"
+	}
+	fmt.Fprintf(w, "\nTime to the first token at the client in ms: median (largest) of %d. A pair's engines %s; NIXL's progress thread pauses %d us.\n", o.rounds, cores, o.delayUS)
 	fmt.Fprintf(w, "A stall is an answer later than the lower quartile of its kind and length by more than %s and more than a quarter.\n", o.stall)
 	fmt.Fprint(w, "Stalls are left out of nixl's figures, and of nobody else's.\n\n")
 	head, line := "| tokens |", "|---|"
