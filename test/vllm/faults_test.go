@@ -256,6 +256,10 @@ func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 			}
 			if a.Err != nil {
 				failed++
+				t.Logf("kill -9 of %s, round %d, request %d: behind %d tokens: %v", v.name, round, i, len(a.Tokens), a.Err)
+			}
+			if a.Err != nil && (len(a.Tokens) == 0 || v.alive == "") {
+				t.Errorf("kill -9 of %s, round %d, request %d ended with an error where nobody had to: %v", v.name, round, i, a.Err)
 			}
 		}
 		ended := time.Since(killed)
@@ -274,10 +278,64 @@ func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 		whole := time.Since(killed)
 		s.idle(t, max(5*time.Second, limit), "after kill -9 of "+v.name)
 		s.right(t, seed+50, "after kill -9 of "+v.name)
-		t.Logf("kill -9 of %s, round %d: %d of %d answers right, the others ended with an error, the last after %.1f s; whole again after %.0f s",
-			v.name, round, len(rs)-failed, len(rs), ended.Seconds(), whole.Seconds())
+		broken := "none broke off"
+		if failed > 0 {
+			broken = fmt.Sprintf("%d broke off behind their first content with an error", failed)
+		}
+		t.Logf("kill -9 of %s, round %d: of %d streams %d are whole and right, %s; the last ended %.1f s behind the kill; whole again after %.0f s",
+			v.name, round, len(rs), len(rs)-failed, broken, ended.Seconds(), whole.Seconds())
 		if t.Failed() {
 			return
 		}
 	}
+}
+
+// stallLimit is what a request may take longer than its computing when a daemon is killed: much less than the 30 s that decode
+// would wait for a prefill that never comes, and more than a busy machine adds.
+const stallLimit = 12 * time.Second
+
+// hits kills a daemon and sends a request at once, or the other way round: decode is not to wait for KV that was lost with it.
+func hits(t *testing.T, s *scene, rounds int) {
+	var alone, slowest time.Duration
+	s.right(t, 70999, "before any kill") // what begins with the first request is no stall
+	for round := range rounds {
+		role := []string{registry.RoleDecode, registry.RolePrefill}[round%2]
+		delay := time.Duration([]int{0, 0, 20, 60, 150}[round%5]) * time.Millisecond
+		r := stage.Request{Model: s.model, Prompt: stage.Prompt(70000+round, 900), MaxTokens: 4, Stream: true}
+		want := s.want(t, r)
+		alone = max(alone, want.Took)
+		node, err := s.Node(role)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered := make(chan *stage.Answer, 1)
+		ask := func() { answered <- s.ask(r) }
+		if delay > 0 {
+			go ask()
+			time.Sleep(delay) // it is to be under way: whatever it has come to is a case
+		}
+		if err := syscall.Kill(node.PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if delay == 0 {
+			go ask()
+		}
+		a := <-answered
+		if err := rightOrError(a, want); err != nil {
+			t.Errorf("kill -9 of the daemon of %s, %s behind the request: %v", role, delay, err)
+		}
+		t.Logf("kill -9 of the daemon of %s, %s behind the request: first token after %.2f s, answer after %.2f s (alone %.2f s), error: %v",
+			role, delay, a.First.Seconds(), a.Took.Seconds(), want.Took.Seconds(), a.Err)
+		if slowest = max(slowest, a.Took); a.Took > 2*want.Took+stallLimit {
+			t.Errorf("kill -9 of the daemon of %s: the answer took %.1f s, the aggregated engine's %.1f s", role, a.Took.Seconds(), want.Took.Seconds())
+		}
+		if err := s.Whole(s.ctx, 3*time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		s.right(t, 71000+round, "after kill -9 of a daemon")
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d requests at a daemon's kill -9: answered after %.2f s at most; alone %.2f s at most", rounds, slowest.Seconds(), alone.Seconds())
 }

@@ -156,7 +156,11 @@ func (p *Process) Stop(sig syscall.Signal, limit time.Duration) error {
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
-		return fmt.Errorf("%s has ended: %w; its log ends with:\n%s", p.Name, p.err, Tail(p.Log, 4000))
+		how := error(errors.New("exit status 0"))
+		if p.err != nil {
+			how = p.err
+		}
+		return fmt.Errorf("%s has ended: %w; its log ends with:\n%s", p.Name, how, Tail(p.Log, 4000))
 	default:
 		return nil
 	}
