@@ -34,7 +34,7 @@ type channel struct {
 	finished   chan struct{} // closed when it is closed
 	setup      setupState
 
-	heard     atomic.Int64 // nanoseconds after since: when the peer was last heard
+	heard     atomic.Uint64 // frames of the peer
 	backlog   atomic.Int64
 	sent      atomic.Uint64
 	landed    atomic.Uint64
@@ -121,7 +121,7 @@ func (e *Engine) newChannel(conn net.Conn, id [16]byte, peer handshake.Identity,
 // run starts the control connection's goroutines.
 func (c *channel) run() {
 	c.e.wg.Go(func() {
-		if err := c.out.run(c.conn, c.e.cfg.DeadAfter); err != nil {
+		if err := c.out.run(c.conn); err != nil {
 			c.close(fmt.Errorf("%w: write control frames: %w", ErrChannel, err))
 		}
 	})

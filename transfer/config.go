@@ -31,7 +31,7 @@ type Config struct {
 	RateLimit  int64       // bytes a second this engine sends, 0: no limit. SetRate changes it
 
 	PingInterval time.Duration // 500 ms
-	DeadAfter    time.Duration // 2.5 s without an answer
+	DeadAfter    time.Duration // 2.5 s without an answer, counted in ping intervals of a process that runs
 	DialTimeout  time.Duration // 3 s for dialling, handshake and lanes
 	FenceGrace   time.Duration // 20 ms to agree, then force
 
@@ -44,6 +44,8 @@ type Config struct {
 	// Observer measures lanes; nil: nobody does. The engine's owner closes it, after the engine.
 	Observer Observer
 	Pauses   *Pauses
+
+	ticks func(every time.Duration) (ticks <-chan time.Time, stop func()) // of channels; tests give their own
 }
 
 // Limits bound everything that a client or a peer can make grow. Zero fields take the defaults said here.

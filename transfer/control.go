@@ -25,7 +25,7 @@ func (c *channel) read() error {
 		if _, err := io.ReadFull(r, payload); err != nil {
 			return fmt.Errorf("read control frame: %w", err)
 		}
-		c.heard.Store(int64(time.Since(c.since)))
+		c.heard.Add(1)
 		if err := c.handle(h, payload); err != nil {
 			return err
 		}

@@ -177,6 +177,9 @@ func (c *Config) complete() error {
 	orDefault(&c.DeadAfter, 2500*time.Millisecond)
 	orDefault(&c.DialTimeout, 3*time.Second)
 	orDefault(&c.FenceGrace, 20*time.Millisecond)
+	if c.ticks == nil {
+		c.ticks = systemTicks
+	}
 	c.Limits.complete()
 	return nil
 }

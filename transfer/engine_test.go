@@ -27,42 +27,69 @@ func fakePair(t *testing.T, fake *transporttest.Fake, change func(*transfer.Conf
 	return transporttest.NewPair(t, f, transporttest.Options{Config: change})
 }
 
+// muffled is a network on which bytes wait while it is held: nobody hears anything, and nothing is lost.
+type muffled struct {
+	mu   sync.Mutex
+	held chan struct{} // closed when it is let go; nil: it is not held
+}
+
+func (m *muffled) hold() (release func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	held := make(chan struct{})
+	m.held = held
+	return func() {
+		m.mu.Lock()
+		m.held = nil
+		m.mu.Unlock()
+		close(held)
+	}
+}
+
+func (m *muffled) wait() {
+	m.mu.Lock()
+	held := m.held
+	m.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+}
+
+// over puts the network between a configuration's engine and its peers.
+func (m *muffled) over(c *transfer.Config) {
+	dial := c.Dial
+	c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+		near, err := dial(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		inner, outer := net.Pipe()
+		relay := func(to, from net.Conn) {
+			defer to.Close()
+			b := make([]byte, 64<<10)
+			for {
+				n, err := from.Read(b)
+				m.wait()
+				if err != nil {
+					return
+				}
+				if _, err := to.Write(b[:n]); err != nil {
+					from.Close()
+					return
+				}
+			}
+		}
+		go relay(near, inner)
+		go relay(inner, near)
+		return outer, nil
+	}
+}
+
 // A peer that stops answering is noticed in 2.5 s, and the leases end on both sides.
 func TestSilentPeerIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var silent sync.Map
-		pair := fakePair(t, &transporttest.Fake{}, func(c *transfer.Config) {
-			dial := c.Dial
-			c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-				near, err := dial(ctx, addr)
-				if err != nil {
-					return nil, err
-				}
-				inner, outer := net.Pipe()
-				relay := func(to, from net.Conn) {
-					b := make([]byte, 64<<10)
-					for {
-						n, err := from.Read(b)
-						if _, stop := silent.Load("now"); err != nil {
-							if !stop {
-								to.Close()
-							}
-							return
-						}
-						if _, stop := silent.Load("now"); stop {
-							continue // swallowed
-						}
-						if _, err := to.Write(b[:n]); err != nil {
-							from.Close()
-							return
-						}
-					}
-				}
-				go relay(near, inner)
-				go relay(inner, near)
-				return outer, nil
-			}
-		})
+		var network muffled
+		pair := fakePair(t, &transporttest.Fake{}, network.over)
 		q := pair.NewRequest(newRand(), 100, 0, time.Minute)
 		q.Present(t, nil)
 		q.Bind(t)
@@ -70,7 +97,7 @@ func TestSilentPeerIsNoticed(t *testing.T) {
 		if evs := pair.P.Events(q.Ticket.Nonce); len(evs) != 1 {
 			t.Fatalf("events of an idle lease: %+v", evs)
 		}
-		silent.Store("now", true)
+		release := network.hold()
 		noticed := false
 		began := time.Now()
 		for _, s := range []*transporttest.Side{pair.P, pair.D} {
@@ -86,6 +113,55 @@ func TestSilentPeerIsNoticed(t *testing.T) {
 		if d := time.Since(began); d > 3500*time.Millisecond {
 			t.Errorf("noticed after %v", d)
 		}
+		release()
+		pair.Close(t)
+	})
+}
+
+// A process that did not run for a minute has heard nothing for a minute, and finds one tick of its ticker waiting. It must
+// not take that for its peer's silence: not before its own ticks have said so.
+func TestStarvedIsNotSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var network muffled
+		var ticks []chan time.Time // of both ends
+		pair := fakePair(t, &transporttest.Fake{}, func(c *transfer.Config) {
+			network.over(c)
+			ticks = append(ticks, make(chan time.Time, 1)) // as a ticker's: what is missed is one tick
+			c.SetTicks(ticks[len(ticks)-1])
+		})
+		beat := func() {
+			for _, c := range ticks {
+				c <- time.Now()
+			}
+			synctest.Wait()
+		}
+		q := pair.NewRequest(newRand(), 100, 0, time.Hour)
+		q.Present(t, nil)
+		q.Bind(t)
+		for range 3 {
+			release := network.hold()
+			time.Sleep(time.Minute) // nothing runs
+			beat()                  // the ticks are first, and what came meanwhile is still to be read
+			release()
+			synctest.Wait()
+		}
+		for _, s := range []*transporttest.Side{pair.P, pair.D} {
+			if evs := s.Events(q.Ticket.Nonce); len(evs) != 1 {
+				t.Errorf("%s lost its lease: %+v", s.ID, evs)
+			}
+		}
+		release := network.hold() // now it is the peer
+		for range 5 {             // the first finds what was heard before
+			beat()
+		}
+		if evs := pair.P.Events(q.Ticket.Nonce); len(evs) != 1 {
+			t.Errorf("given up too early: %+v", evs)
+		}
+		beat()
+		if ev := pair.P.End(t, q.Ticket.Nonce); !strings.Contains(ev.Reason, "no answer") {
+			t.Errorf("P hears %v %q", ev.Kind, ev.Reason)
+		}
+		release()
 		pair.Close(t)
 	})
 }

@@ -7,25 +7,63 @@ import (
 	"time"
 )
 
+// patience counts ticks of this process's own in which nothing changed. The clock is not asked: a process that did not run
+// for a while, because the machine was busy or it was stopped, has heard nothing in that time and must not take its own
+// absence for its peer's. A ticker gives it one tick for all that it missed.
+type patience struct {
+	limit int
+	last  uint64
+	n     int
+}
+
+// over takes one tick, and a number that changes whenever there is news. It says when there was none for too long.
+func (p *patience) over(news uint64) bool {
+	if news != p.last {
+		p.last, p.n = news, 0
+		return false
+	}
+	p.n++
+	return p.n >= p.limit
+}
+
+// ticks is how many of this engine's ticks are at least so long.
+func (e *Engine) ticks(d time.Duration) int {
+	return int((d + e.cfg.PingInterval - 1) / e.cfg.PingInterval)
+}
+
+// systemTicks is Config.ticks of an engine that is not a test's.
+func systemTicks(d time.Duration) (<-chan time.Time, func()) {
+	t := time.NewTicker(d)
+	return t.C, t.Stop
+}
+
 // tick pings the peer, notices its silence and measures rates, until the channel closes. A stopped process does not
 // answer, though its kernel still acknowledges TCP segments: that is why silence is measured here.
 func (c *channel) tick() {
-	t := time.NewTicker(c.e.cfg.PingInterval)
-	defer t.Stop()
+	ticks, stop := c.e.cfg.ticks(c.e.cfg.PingInterval)
+	defer stop()
+	dead := c.e.ticks(c.e.cfg.DeadAfter)
+	silent, stuck, bare := patience{limit: dead}, patience{limit: dead}, patience{limit: dead + c.e.ticks(c.e.cfg.DialTimeout)}
+	var withLanes uint64
 	last := time.Now()
-	var bare time.Time // since when no lane is up
 	for {
 		select {
 		case <-c.gone:
 			return
-		case <-t.C:
+		case <-ticks:
 		}
 		now := time.Now()
 		c.rates.step(now.Sub(last), c.busy.get(), c.sent.Load(), c.landed.Load())
 		last = now
-		silent := time.Since(c.since) - time.Duration(c.heard.Load())
-		if silent > c.e.cfg.DeadAfter {
-			c.closeSoon(fmt.Errorf("%w: no answer for %v", ErrChannel, silent.Round(time.Millisecond)))
+		var cause string
+		switch {
+		case silent.over(c.heard.Load()):
+			cause = "no answer for"
+		case stuck.over(c.out.progress()):
+			cause = "the peer has read nothing for"
+		}
+		if cause != "" {
+			c.closeSoon(fmt.Errorf("%w: %s %v", ErrChannel, cause, c.e.cfg.DeadAfter))
 			return
 		}
 		if !c.usable() {
@@ -33,13 +71,11 @@ func (c *channel) tick() {
 		}
 		c.ping()
 		c.lanes.look()
-		switch {
-		case c.lanes.up.Load()+c.lanes.spareUp.Load() > 0:
-			bare = time.Time{}
-		case bare.IsZero():
-			bare = now
-		case now.Sub(bare) > c.e.cfg.DeadAfter+c.e.cfg.DialTimeout:
-			c.closeSoon(fmt.Errorf("%w: no lane for %v", ErrChannel, now.Sub(bare).Round(time.Millisecond)))
+		if c.lanes.up.Load()+c.lanes.spareUp.Load() > 0 {
+			withLanes++
+		}
+		if bare.over(withLanes) {
+			c.closeSoon(fmt.Errorf("%w: no lane for %v", ErrChannel, c.e.cfg.DeadAfter+c.e.cfg.DialTimeout))
 			return
 		}
 	}

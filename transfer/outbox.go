@@ -3,14 +3,13 @@ package transfer
 import (
 	"net"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // outbox is the writing half of a control connection. Frames leave in the order they were sent in; acknowledgements
 // gather while a write is under way and leave many in a frame. Sending never blocks: a peer that reads so slowly that
-// a limit is reached has lost its channel.
+// a limit is reached, or does not read at all (channel.tick), has lost its channel.
 type outbox struct {
 	max  int
 	full func() // called once when a limit is reached
@@ -18,6 +17,7 @@ type outbox struct {
 	mu      sync.Mutex
 	direct  func(b []byte) int // writes what can be written at once; nil where that is not known
 	writing bool               // somebody is in a write
+	turn    uint64             // changes with each write of the writer
 	rest    []byte             // of a frame that direct began
 	frames  [][]byte
 	size    int
@@ -122,8 +122,18 @@ func (o *outbox) close() {
 	o.signal()
 }
 
-// run is the writer. Each write must be through in time.
-func (o *outbox) run(c net.Conn, timeout time.Duration) error {
+// progress is another number each time, unless the writer is in the write that it was in the time before.
+func (o *outbox) progress() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.writing {
+		o.turn++
+	}
+	return o.turn
+}
+
+// run is the writer. Its connection's end breaks a write off.
+func (o *outbox) run(c net.Conn) error {
 	defer close(o.done)
 	for range o.wake {
 		o.mu.Lock()
@@ -142,13 +152,13 @@ func (o *outbox) run(c net.Conn, timeout time.Duration) error {
 		}
 		bufs = append(append(bufs, ackFrames(acks)...), frames...)
 		if len(bufs) > 0 {
-			c.SetWriteDeadline(time.Now().Add(timeout))
 			if _, err := bufs.WriteTo(c); err != nil {
 				return err
 			}
 		}
 		o.mu.Lock()
 		o.writing = false
+		o.turn++
 		o.mu.Unlock()
 		if closing {
 			return nil
