@@ -48,6 +48,7 @@ type Engine struct {
 	accepted map[[16]byte]*channel
 	dials    map[string]*dialCall
 	skewed   map[string]*skewedPeer
+	faults   map[string]*peerFault
 	keeper   keeper
 }
 
@@ -67,7 +68,7 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, log: cfg.Logger.With("node", cfg.NodeID), rate: newBucket(cfg.RateLimit), book: newTicketBook(cfg.Limits.Tickets),
 		handshakes: make(chan struct{}, cfg.Limits.Handshakes), exams: make(chan struct{}, examsMax), recalls: make(chan struct{}, recallsMax), clients: make(map[string]*Client),
-		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall), skewed: make(map[string]*skewedPeer),
+		channels: make(map[*channel]struct{}), accepted: make(map[[16]byte]*channel), dials: make(map[string]*dialCall), skewed: make(map[string]*skewedPeer), faults: make(map[string]*peerFault),
 	}
 	e.drain.init(cfg.Successor)
 	if err := e.probe(); err != nil {

@@ -52,6 +52,7 @@ func (e *Engine) channelTo(ctx context.Context, node, addr string) (*channel, er
 			}
 			e.mu.Lock()
 			e.noteSkew(node, call.err)
+			e.noteFault(node, addr, call.err)
 			delete(e.dials, node)
 			e.mu.Unlock()
 			close(call.done)
@@ -125,7 +126,7 @@ func (e *Engine) open(node, addr string) (*channel, error) {
 		}
 	}
 	if len(tried) == 0 {
-		return nil, fmt.Errorf("open channel to %s: no transport of this daemon reaches it: %s", node, e.transportWords())
+		return nil, fmt.Errorf("open channel to %s: %w: none of this daemon reaches it: %s", node, errNoTransport, e.transportWords())
 	}
 	return nil, errors.Join(tried...)
 }
@@ -146,7 +147,7 @@ func (e *Engine) openOver(ctx context.Context, t Transport, node, addr, why stri
 		err = fmt.Errorf("%w: node %q answers there", ErrWrongTicket, peer.NodeID)
 	}
 	if err == nil && !slices.Contains(peer.Transports, t.Name()) {
-		err = fmt.Errorf("%w: the peer can use %v only", ErrHandshake, peer.Transports)
+		err = fmt.Errorf("%w: %w: the peer can use %v only", ErrHandshake, errNoTransport, peer.Transports)
 	}
 	if err != nil {
 		conn.Close()

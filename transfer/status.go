@@ -17,17 +17,18 @@ type Status struct {
 	Leases       []LeaseStatus     `json:"leases"`
 	Channels     []ChannelStatus   `json:"channels"`
 	Totals       Totals            `json:"totals"`
-	Unusable     []PeerRefusal     `json:"peers_unusable,omitempty"`
+	Unusable     []PeerRefusal     `json:"peers_unusable,omitempty"` // without a protocol version in common, or out of reach
 	Tickets      int               `json:"tickets_remembered"`
 	Waiting      int               `json:"tickets_waiting"` // presented here to engines that are not attached
 	Draining     bool              `json:"draining"`        // it gives way to a successor
 }
 
-// PeerRefusal is a peer with which there is no common protocol version.
+// PeerRefusal is a peer to which no channel could be opened when that was last tried.
 type PeerRefusal struct {
 	Node   string    `json:"node"`
-	Reason string    `json:"reason"`
+	Reason string    `json:"reason"` // and what to do
 	Since  time.Time `json:"since"`
+	Tries  int       `json:"tries,omitempty"`
 }
 
 // Totals count since the engine started.

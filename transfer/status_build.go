@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Status is a snapshot.
@@ -31,6 +32,11 @@ func (e *Engine) Status() Status {
 	}
 	for node, p := range e.skewed {
 		s.Unusable = append(s.Unusable, PeerRefusal{Node: node, Reason: p.err.Error(), Since: p.since})
+	}
+	for node, f := range e.faults {
+		if e.skewed[node] == nil && time.Since(f.last) <= faultsLast {
+			s.Unusable = append(s.Unusable, PeerRefusal{Node: node, Reason: f.reason, Since: f.since, Tries: f.tries})
+		}
 	}
 	e.mu.Unlock()
 	slices.SortFunc(s.Unusable, func(a, b PeerRefusal) int { return cmp.Compare(a.Node, b.Node) })

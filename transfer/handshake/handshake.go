@@ -134,6 +134,9 @@ var ErrSuccessor = errors.New("another daemon may answer there by now")
 // ErrHandshake says why two daemons could not agree to speak.
 var ErrHandshake = errors.New("shake hands")
 
+// ErrKey says that the two ends do not hold the same key.
+var ErrKey = errors.New("the peer has another cluster key")
+
 var statusWords = map[uint16]string{
 	StatusFull:        "the peer has too many connections",
 	StatusNotExpected: "the peer does not expect this connection", statusWrongProof: "the peer has another cluster key",
@@ -230,7 +233,7 @@ func parseChallenge(key, helloBytes, b []byte) (*challenge, error) {
 		return nil, fmt.Errorf("%w: not a headrace daemon", ErrProtocol)
 	}
 	if !hmac.Equal(prove(key, labelAccept, helloBytes, b[:184]), b[184:]) {
-		return nil, fmt.Errorf("%w: the peer has another cluster key", ErrHandshake)
+		return nil, fmt.Errorf("%w: %w", ErrHandshake, ErrKey)
 	}
 	c := &challenge{version: le.Uint16(b[8:]), status: le.Uint16(b[10:]), low: le.Uint16(b[12:]), high: le.Uint16(b[14:])}
 	copy(c.nonce[:], b[16:])
@@ -286,6 +289,9 @@ func Dial(c net.Conn, key []byte, self Identity, kind, lane uint16, channel [16]
 func refusal(status uint16) error {
 	if status == StatusNotExpected {
 		return fmt.Errorf("%w: refused: %s; %w", ErrHandshake, statusWords[status], ErrSuccessor)
+	}
+	if status == statusWrongProof {
+		return fmt.Errorf("%w: refused: %w", ErrHandshake, ErrKey)
 	}
 	if w := statusWords[status]; w != "" {
 		return fmt.Errorf("%w: refused: %s", ErrHandshake, w)
