@@ -243,6 +243,7 @@ func (q *request) judge(d pairing.Decision, out dialects.Outcome) error {
 		failure.RetryAfter = out.RetryAfter
 	}
 	if q.sent && dialectOf(d) != dialects.NativeName { // nobody could go on where this worker stopped
+		failure = openai.Unavailable("The answer broke off, and no other worker can go on with it: %s. Please ask again.", q.explain(out.Reason))
 		return &brokenOff{failure, out.Body}
 	}
 	q.whole = q.whole || out.Whole
