@@ -325,6 +325,7 @@ func (x *Index) remove(s *source) {
 	x.clear(s)
 	x.rise(s)
 	s.gone = true
+	s.ended.Broadcast() // its batch ends for others
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.ids[s.id] = nil

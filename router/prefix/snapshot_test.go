@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/headrace/headrace/router/collect"
 )
@@ -188,6 +190,28 @@ func TestSnapshotsOfAnotherProcess(t *testing.T) {
 			}
 			b.check(t)
 		})
+	}
+}
+
+// A snapshot waits for the end of a batch, and not for one that never ends because its worker goes.
+func TestSaveWhileAWorkerGoes(t *testing.T) {
+	x := newIndex(t, bytesMin)
+	e := newEngine("a", 0, 4)
+	e.store(x, Seed{}, make([]uint32, 100), 0, 20)
+	if !x.Begin(e.name, 7, 7) {
+		t.Fatal("a batch is not wanted")
+	}
+	saved := make(chan error, 1)
+	go func() { saved <- x.Save(io.Discard) }()
+	x.Keep([]Worker{{ID: "b"}})
+	x.End(e.name, 7, 7)
+	select {
+	case err := <-saved:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it still waits")
 	}
 }
 

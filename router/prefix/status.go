@@ -151,6 +151,7 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 		gauge(descBlocks, blocks[i], kind)
 	}
 	var sums [len(countNames)]uint64
+	x.mu.Lock() // a source that goes is counted once
 	for i, c := range x.figures.past.of() {
 		sums[i] = c.Load()
 	}
@@ -159,6 +160,7 @@ func (x *Index) Collect(ch chan<- prometheus.Metric) {
 			sums[i] += c.Load()
 		}
 	}
+	x.mu.Unlock()
 	for i, name := range countNames {
 		counter(descEvents, sums[i], name)
 	}
