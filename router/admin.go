@@ -35,9 +35,14 @@ type decisionRecord struct {
 	Whole        string              `json:"whole,omitempty"`
 	Reason       string              `json:"reason"`
 	Rejected     []pairing.Rejection `json:"rejected,omitempty"`
-	Result       string              `json:"result"`
-	Failure      string              `json:"failure,omitempty"`
-	Milliseconds float64             `json:"ms"`
+	// Exact: the prompt's tokens are known, not estimated from its bytes.
+	Exact        bool             `json:"prompt_tokens_exact"`
+	Cached       int64            `json:"cached_tokens"`
+	Weighed      int              `json:"weighed"` // choices, of which Options shows the best
+	Options      []pairing.Option `json:"options,omitempty"`
+	Result       string           `json:"result"`
+	Failure      string           `json:"failure,omitempty"`
+	Milliseconds float64          `json:"ms"`
 }
 
 // decisionRing keeps the last decisions.
@@ -51,6 +56,7 @@ func (r *decisionRing) add(q *request, d pairing.Decision) *decisionRecord {
 	rec := &decisionRecord{
 		Time: time.Now(), ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: q.r.cfg.Policy.Name(), Dialect: dialectOf(d), Dispatch: q.dispatches,
 		PromptTokens: q.promptTokens(), Resume: len(q.progress.Given), Reason: d.Reason, Rejected: d.Rejected, Result: "running",
+		Exact: q.prompt != nil && q.prompt.exact, Cached: d.CachedTokens, Weighed: d.Weighed, Options: d.Options,
 	}
 	kind := "pair"
 	if d.Whole != nil {
@@ -104,6 +110,7 @@ type Status struct {
 	Conns    int            `json:"client_conns"`
 	Active   int            `json:"requests_active"`
 	Queued   int            `json:"requests_queued"`
+	Sessions int            `json:"sessions"`
 	Legs     int            `json:"legs"`
 	Idle     int            `json:"worker_conns_idle"`
 	Workers  []WorkerStatus `json:"workers"`
@@ -123,6 +130,10 @@ type WorkerStatus struct {
 	Decodes       int64  `json:"decodes"`
 	Cooling       string `json:"cooling,omitempty"`
 	CoolingMS     int64  `json:"cooling_ms,omitempty"`
+	// Speeds are what this router has learned of it.
+	Speeds pairing.Speeds `json:"speeds"`
+	LoRAs  []string       `json:"loras,omitempty"`
+	Weight *float64       `json:"weight,omitempty"` // of the traffic, 1 when it is not there
 	// Engine is what it says of itself.
 	Engine *collect.Status `json:"engine,omitempty"`
 }
@@ -135,10 +146,11 @@ func (r *Router) Status() Status {
 	r.mu.Unlock()
 	_, s.Queued = r.admission.counts()
 	s.Legs, s.Idle = r.client.Counts()
+	s.Sessions = r.sessions.count()
 	v := r.fleet.view()
 	for _, c := range v.Workers {
 		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Dialect: c.Dialect, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
-			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes, Engine: r.fleet.engines.Status(c.ID)}
+			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes, Engine: r.fleet.engines.Status(c.ID), Speeds: c.Speeds, LoRAs: c.LoRAs, Weight: c.Weight}
 		if left := c.CoolUntil.Sub(v.Now); left > 0 {
 			w.Cooling, w.CoolingMS = c.CoolReason, left.Milliseconds()
 		}

@@ -80,7 +80,7 @@ func (q *request) serveChoice(ctx context.Context) (err error) {
 // sibling is the request for another answer.
 func (q *request) sibling(i int, out sink, d pairing.Decision) *request {
 	c := &request{r: q.r, id: q.id, endpoint: q.endpoint, label: q.label, body: q.body, start: q.start, deadline: q.deadline, dreq: q.dreq, out: out, decision: d,
-		waited: q.waited, firstText: true}
+		waited: q.waited, firstText: true, session: q.session, prompt: q.prompt}
 	c.dreq.Choice = i
 	for _, w := range []*pairing.Worker{d.Prefill, d.Decode, d.Whole} {
 		if w != nil {

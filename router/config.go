@@ -2,6 +2,8 @@ package router
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +32,16 @@ type Config struct {
 	ClusterKey []byte // authenticates tickets towards the node daemons
 
 	Policy pairing.Policy // least-loaded
+	// Tokens tells, by model, which tokens prompts are; that of "" is for the models that are not named. Policies that look at prefixes go by the bytes of requests for models that
+	// are not there, and by their own routing alone.
+	Tokens map[string]Tokens
+	// SessionHeader names the header with which a client says which of its requests belong together: they stay with the same
+	// workers. X-Session-Id; "-" for none
+	SessionHeader string
+	SessionTTL    time.Duration // 10 min without a request
+	// Decided is told each decision, with the numbers that it was made by, by the goroutine that serves the request: a place for a
+	// span. It must not block. nil: nobody.
+	Decided func(ctx context.Context, requestID string, dispatch int, d *pairing.Decision)
 
 	// APIKeys, and those in APIKeysFile (one a line, # begins a comment), are what clients must show on /v1/.
 	// None of both: everybody may.
@@ -78,7 +90,7 @@ func (c *Config) setDefaults() error {
 	}{
 		{&c.RequestTimeout, 300 * time.Second}, {&c.RecoveryTimeout, 5 * time.Second}, {&c.ReadTimeout, time.Minute},
 		{&c.WriteTimeout, 20 * time.Second}, {&c.IdleTimeout, 2 * time.Minute}, {&c.ProbeTimeout, 10 * time.Second},
-		{&c.NixlLease, dialects.DefaultNixlLease},
+		{&c.NixlLease, dialects.DefaultNixlLease}, {&c.SessionTTL, 10 * time.Minute},
 	} {
 		if *d.v < 0 {
 			return errors.New("configure router: a timeout is negative")
@@ -104,6 +116,7 @@ func (c *Config) setDefaults() error {
 	if c.Policy == nil {
 		c.Policy = &pairing.LeastLoaded{}
 	}
+	c.SessionHeader = cmp.Or(c.SessionHeader, "X-Session-Id")
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

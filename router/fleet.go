@@ -30,16 +30,21 @@ type member struct {
 // health outlives changes of the registration, but not the worker's process.
 type health struct {
 	mu         sync.Mutex // guards what follows
-	failures   int        // hard ones in a row
+	learned    pairing.Estimator
+	failures   int // hard ones in a row
 	coolUntil  time.Time
 	coolReason string
 }
 
 // charges count the work given to a worker. They outlive its registration.
-type charges struct{ prefillTokens, prefills, decodes atomic.Int64 }
+type charges struct {
+	prefillTokens, prefills, decodes, heldTokens atomic.Int64
+	headSince                                    atomic.Int64 // nanoseconds since 1970: see pairing.Load.HeadFor
+}
 
-func (c *charges) load() pairing.Load {
-	return pairing.Load{PrefillTokens: c.prefillTokens.Load(), Prefills: c.prefills.Load(), Decodes: c.decodes.Load()}
+func (c *charges) load(now time.Time) pairing.Load {
+	return pairing.Load{PrefillTokens: c.prefillTokens.Load(), Prefills: c.prefills.Load(), Decodes: c.decodes.Load(), HeldTokens: c.heldTokens.Load(),
+		HeadFor: time.Duration(now.UnixNano() - c.headSince.Load())}
 }
 
 // fleet follows the source of workers and keeps their loads and health.
@@ -48,6 +53,7 @@ type fleet struct {
 	client *upstream.Client
 	now    func() time.Time
 	speaks func(dialect string) bool
+	taken  func(order []*member) // is told each change; nil for nobody
 
 	members atomic.Pointer[map[string]*member]
 	order   atomic.Pointer[[]*member]
@@ -63,8 +69,8 @@ type fleet struct {
 	done    chan struct{}
 }
 
-func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool, collecting collect.Config) *fleet {
-	f := &fleet{source: source, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool, collecting collect.Config, taken func(order []*member)) *fleet {
+	f := &fleet{source: source, taken: taken, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	f.members.Store(&map[string]*member{})
 	collecting.Own = f.own
 	f.engines = collect.New(collecting)
@@ -125,13 +131,18 @@ func (f *fleet) take(workers []pairing.Worker) {
 	}
 	f.mu.Lock()
 	for _, m := range order {
-		if len(f.models) < rememberedMax || !f.models[m.w.Model].IsZero() {
-			f.models[m.w.Model] = now
+		for _, name := range append([]string{m.w.Model}, m.w.LoRAs...) {
+			if len(f.models) < rememberedMax || !f.models[name].IsZero() {
+				f.models[name] = now
+			}
 		}
 	}
 	f.mu.Unlock()
 	f.members.Store(&members)
 	f.order.Store(&order)
+	if f.taken != nil {
+		f.taken(order)
+	}
 	f.engines.Follow(followed(order))
 	f.client.Keep(func(addr string) bool { return addrs[addr] })
 	ch := make(chan struct{})
@@ -153,8 +164,7 @@ func (f *fleet) own(worker string) int64 {
 	if m == nil {
 		return 0
 	}
-	l := m.charges.load()
-	return l.Prefills + l.Decodes
+	return m.charges.prefills.Load() + m.charges.decodes.Load()
 }
 
 // engine is what a worker said of itself lately.
@@ -196,8 +206,9 @@ func (f *fleet) view() *pairing.View {
 	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred, Channel: f.ways.between}
 	for i, m := range order {
 		c := &v.Workers[i]
-		c.Worker, c.Load, c.Engine = m.w, m.charges.load(), f.engine(m.w.ID)
+		c.Worker, c.Load, c.Engine = m.w, m.charges.load(v.Now), f.engine(m.w.ID)
 		m.health.mu.Lock()
+		c.Speeds = m.health.learned.Speeds()
 		c.CoolUntil, c.CoolReason = m.health.coolUntil, m.health.coolReason
 		m.health.mu.Unlock()
 	}
@@ -207,7 +218,7 @@ func (f *fleet) view() *pairing.View {
 // hasModel tells whether a worker has the model; lately, whether one had it not long ago.
 func (f *fleet) hasModel(model string) (now, lately bool) {
 	for _, m := range *f.order.Load() {
-		if m.w.Model == model {
+		if m.w.Serves(model) {
 			return true, true
 		}
 	}
@@ -220,7 +231,7 @@ func (f *fleet) hasModel(model string) (now, lately bool) {
 // hasForeign tells whether an engine that is not our own has the model.
 func (f *fleet) hasForeign(model string) bool {
 	for _, m := range *f.order.Load() {
-		if m.w.Model == model && m.w.Dialect != dialects.NativeName {
+		if m.w.Serves(model) && m.w.Dialect != dialects.NativeName {
 			return true
 		}
 	}
@@ -260,49 +271,4 @@ func (f *fleet) served(w *pairing.Worker) {
 		h.failures, h.coolUntil, h.coolReason = 0, time.Time{}, ""
 	}
 	h.mu.Unlock()
-}
-
-// charge books the work of one attempt.
-type charge struct {
-	prefill, decode *charges
-	tokens          int64
-}
-
-func (f *fleet) charge(d pairing.Decision, tokens int64) *charge {
-	members := *f.members.Load()
-	find := func(w *pairing.Worker) *charges {
-		if m := members[w.ID]; m != nil {
-			return m.charges
-		}
-		return &charges{} // left the fleet since the decision
-	}
-	c := &charge{tokens: tokens}
-	if d.Whole != nil {
-		c.prefill = find(d.Whole)
-		c.decode = c.prefill
-	} else {
-		c.prefill, c.decode = find(d.Prefill), find(d.Decode)
-	}
-	c.prefill.prefillTokens.Add(tokens)
-	c.prefill.prefills.Add(1)
-	c.decode.decodes.Add(1)
-	return c
-}
-
-// prefilled says that the prompt's work is done. Idempotent.
-func (c *charge) prefilled() {
-	if c.prefill != nil {
-		c.prefill.prefillTokens.Add(-c.tokens)
-		c.prefill.prefills.Add(-1)
-		c.prefill = nil
-	}
-}
-
-// release gives back everything. Idempotent.
-func (c *charge) release() {
-	c.prefilled()
-	if c.decode != nil {
-		c.decode.decodes.Add(-1)
-		c.decode = nil
-	}
 }

@@ -117,6 +117,9 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, fo
 		return openai.Unavailable("The router stops.")
 	}
 	q := r.newRequest(endpoint, string(ctx.Path()), requestID(ctx), b, start)
+	if r.cfg.SessionHeader != "-" {
+		q.session = r.sessions.id(ctx.Request.Header.Peek("Authorization"), []byte(b.Model), ctx.Request.Header.Peek(r.cfg.SessionHeader))
+	}
 	if foreign != "" {
 		q.label, q.foreign = foreign, true
 		if !sharedPaths[q.dreq.Path] {
@@ -235,15 +238,17 @@ func (r *Router) models(ctx *fasthttp.RequestCtx, id string) *openai.Error {
 	var models []openai.Model
 	at := map[string]int{}
 	for _, m := range *r.fleet.order.Load() {
-		i, ok := at[m.w.Model]
-		if !ok {
-			i = len(models)
-			at[m.w.Model] = i
-			models = append(models, openai.Model{ID: m.w.Model, Created: r.started.Unix(), ContextLen: int(m.w.ContextTokens)})
-		}
-		// What every worker of the model can take, of those that say it.
-		if n := int(m.w.ContextTokens); n > 0 && (models[i].ContextLen == 0 || n < models[i].ContextLen) {
-			models[i].ContextLen = n
+		for _, name := range append([]string{m.w.Model}, m.w.LoRAs...) {
+			i, ok := at[name]
+			if !ok {
+				i = len(models)
+				at[name] = i
+				models = append(models, openai.Model{ID: name, Created: r.started.Unix(), ContextLen: int(m.w.ContextTokens)})
+			}
+			// What every worker of the model can take, of those that say it.
+			if n := int(m.w.ContextTokens); n > 0 && (models[i].ContextLen == 0 || n < models[i].ContextLen) {
+				models[i].ContextLen = n
+			}
 		}
 	}
 	ctx.Response.Header.SetContentType(contentJSON)

@@ -64,6 +64,8 @@ type request struct {
 	decoding func(pairing.Decision) // is told when an attempt has come so far; nil for nobody
 	decision pairing.Decision       // of this attempt
 	picked   *pairing.Decision      // made ahead of the first attempt
+	session  uint64                 // 0 for none
+	prompt   *prompt                // nil when nobody asks about it
 	warm     []string               // workers that have seen the prompt
 
 	// Of the attempts so far.
@@ -107,6 +109,7 @@ func (q *request) serve(ctx context.Context, out sink) {
 			q.r.metrics.phases[q.state].Dec()
 		}
 	}()
+	defer func() { q.prompt.done() }()
 	q.end(q.admitted(ctx))
 	q.observe()
 }
@@ -212,8 +215,17 @@ func (q *request) attempt(ctx context.Context, d pairing.Decision) dialects.Outc
 	q.attempts++
 	q.events = 0
 	q.decision = d
-	q.charge = q.r.fleet.charge(d, q.tokensToPrefill(d))
+	q.charge = q.r.fleet.charge(d, q.tokensToPrefill(d), q.promptTokens())
 	defer q.charge.release()
+	if q.prompt != nil {
+		q.prompt.routed(d, q.body.Model)
+	}
+	if q.session != 0 && !q.foreign {
+		q.r.sessions.stay(q.session, idsOf(d), time.Now())
+	}
+	if q.r.cfg.Decided != nil {
+		q.r.cfg.Decided(ctx, q.dreq.RequestID, q.dispatches, &d)
+	}
 	a := &dialects.Attempt{Request: &q.dreq, Number: q.dispatches, Decision: d, Progress: &q.progress}
 	if !q.faultAt.IsZero() {
 		a.EstablishBy = q.recoverBy()
@@ -295,18 +307,26 @@ func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
 		q.picked = nil
 		return *d, nil
 	}
+	if q.r.prompts != nil && q.prompt == nil && !q.foreign {
+		q.prompt = q.r.prompts.of(q.dreq.Path, q.body.Model, q.body)
+	}
 	for {
 		changed := *q.r.fleet.changed.Load()
 		if err := ctx.Err(); err != nil {
 			return pairing.Decision{}, context.Cause(ctx)
+		}
+		v := q.r.fleet.view()
+		if q.prompt != nil {
+			q.prompt.fill(v, q.body.Model)
 		}
 		d, err := q.r.cfg.Policy.Pick(ctx, pairing.Request{
 			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.r.fleet.same(q.exclude),
 			// The last attempt takes what is least likely to fail.
 			Whole: q.whole || q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
 			Warm:  q.warm, Refuse: q.refuse,
+			Session:  q.r.sessions.workers(q.session, v.Now),
 			Unpaired: func(dialect string) string { return dialects.Unpaired(dialect, q.body) },
-		}, q.r.fleet.view())
+		}, v)
 		if err == nil {
 			return d, nil
 		}
@@ -335,7 +355,19 @@ func (q *request) await(ctx context.Context, changed <-chan struct{}) bool {
 }
 
 func (q *request) promptTokens() int64 {
-	return int64(q.body.Len()/bytesPerToken + len(q.progress.Given))
+	n := q.body.Len() / bytesPerToken
+	if q.prompt != nil {
+		n = len(q.prompt.ids)
+	}
+	return int64(n + len(q.progress.Given))
+}
+
+// idsOf are the workers of a decision.
+func idsOf(d pairing.Decision) []string {
+	if d.Whole != nil {
+		return []string{d.Whole.ID}
+	}
+	return []string{d.Prefill.ID, d.Decode.ID}
 }
 
 // warmTokens is what remains of a prompt that the worker knows: the end of it, that fills no block.
@@ -343,6 +375,7 @@ const warmTokens = 16
 
 func (q *request) tokensToPrefill(d pairing.Decision) int64 {
 	n := q.promptTokens()
+	n -= min(d.CachedTokens, n-1)
 	for _, w := range []*pairing.Worker{d.Prefill, d.Whole} {
 		if w != nil && slices.Contains(q.warm, w.ID) {
 			n = min(n, warmTokens)
@@ -382,6 +415,7 @@ func (q *request) Whole(contentType string, body []byte) error {
 func (q *request) timeText(n int) {
 	now := time.Now()
 	q.r.metrics.tokens.Add(float64(n))
+	q.charge.text(n, now)
 	if !q.firstText {
 		q.firstText = true
 		q.r.metrics.ttft.WithLabelValues(q.label).Observe(seconds(now.Sub(q.start)))

@@ -47,6 +47,8 @@ type Router struct {
 	recaller   *recaller // nil when the configuration brought one
 	admission  *admission
 	decisions  *decisionRing
+	sessions   *sessions
+	prompts    *prompts // nil when the policy does not look at prefixes
 	started    time.Time
 
 	server         *fasthttp.Server
@@ -76,7 +78,16 @@ func New(cfg Config) (*Router, error) {
 	r := &Router{
 		cfg: cfg, log: cfg.Logger, keys: newKeyring(keys), metrics: newMetrics(cfg.Registry), client: upstream.New(cfg.Upstream),
 		admission: newAdmission(cfg.MaxConcurrent, cfg.MaxQueue), decisions: &decisionRing{}, started: time.Now(),
-		conns: map[*clientConn]struct{}{}, idle: make(chan struct{}),
+		conns: map[*clientConn]struct{}{}, idle: make(chan struct{}), sessions: newSessions(cfg.SessionTTL),
+	}
+	collecting := collect.Config{Logger: cfg.Logger}
+	var taken func([]*member)
+	if pairing.WantsPrefixes(cfg.Policy) {
+		if r.prompts, err = newPrompts(&cfg); err != nil {
+			return nil, err
+		}
+		collecting.Sink = r.prompts.index
+		taken = r.prompts.keep
 	}
 	r.cfg.APIKeys = nil
 	r.probes = dialects.NewProber(r.client, cmp.Or(cfg.Upstream.SilenceTimeout, upstream.SilenceTimeout), cfg.ProbeTimeout)
@@ -102,7 +113,7 @@ func New(cfg Config) (*Router, error) {
 		r.dialects[d.Name()] = d
 	}
 	r.base, r.stopAll = context.WithCancelCause(context.Background())
-	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil }, collect.Config{Logger: cfg.Logger})
+	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil }, collecting, taken)
 	cfg.Registry.MustRegister(r.fleet.engines)
 	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
 	r.server = &fasthttp.Server{

@@ -99,7 +99,7 @@ func TestAdmission(t *testing.T) {
 func newTestFleet(t *testing.T, workers ...pairing.Worker) (f *fleet, now *time.Time) {
 	t.Helper()
 	client := upstream.New(upstream.Config{})
-	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true }, collect.Config{})
+	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true }, collect.Config{}, nil)
 	t.Cleanup(func() {
 		f.close()
 		client.Close()

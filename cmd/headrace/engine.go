@@ -43,6 +43,7 @@ type engineFlags struct {
 	role          string
 	model         string
 	modelName     string
+	weight        *float64
 	socket        string
 	node          string
 	advertise     string
@@ -87,6 +88,7 @@ free ports. --print-command prints what would be started.`,
 	fs.StringVar(&o.role, "role", "both", "prefill, decode or both")
 	fs.StringVar(&o.model, "model", "", "`folder` of the model in Hugging Face's form, or whatever {model} is in the template")
 	fs.StringVar(&o.modelName, "model-name", "", "what clients call the model (default: the folder's name)")
+	o.weight = addWeight(fs)
 	fs.StringVar(&o.socket, "socket", "", "`path` of the node daemon's unix socket (default DATA-DIR/node.sock)")
 	fs.StringVar(&o.node, "node", "", "`id` of the node daemon (default: the one of that socket on this host)")
 	fs.StringVar(&o.advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
@@ -270,6 +272,7 @@ func (o *engineFlags) prepare(ctx context.Context) (*sidecar.Config, error) {
 		return nil, err
 	}
 	e := &cfg.Entry
+	e.Weight = o.weight
 	e.ID, e.Role, e.Host = defaultID(o.p.id, "engine", cfg.Addr), o.role, hostname()
 	if e.Addr = o.advertise; e.Addr == "" {
 		e.Addr = cfg.Addr

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/headrace/headrace/router"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/tokenize"
 )
 
 // drainTimeout is how long a router that was told to stop lets streams go on.
@@ -35,6 +37,7 @@ func (a *app) router() *cobra.Command {
 		drain     time.Duration
 		maxBody   config.Size
 		policy    string
+		tokens    []string
 	)
 	cmd := &cobra.Command{
 		Use:     "router",
@@ -53,6 +56,9 @@ func (a *app) router() *cobra.Command {
 	fs.DurationVar(&drain, "drain-timeout", drainTimeout, "longest that streams may go on after SIGTERM")
 	fs.DurationVar(&cfg.NixlLease, "nixl-lease", dialects.DefaultNixlLease, "for how long a prefill vLLM with a NixlConnector keeps blocks (its kv_lease_duration)")
 	addPolicy(fs, &policy)
+	fs.StringArrayVar(&tokens, "tokenizer", nil, "`[MODEL=]PATH` of a model's folder or GGUF file, for policies that look at prefixes; may be repeated (default: they go by bytes)")
+	fs.StringVar(&cfg.SessionHeader, "session-header", "X-Session-Id", "`header` by which clients say what belongs together: it stays with the same workers (-: none)")
+	fs.DurationVar(&cfg.SessionTTL, "session-ttl", 10*time.Minute, "how long a session is remembered after its last request")
 	addKeyFile(fs, &keyFile)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if len(p.etcd) == 0 {
@@ -64,6 +70,7 @@ func (a *app) router() *cobra.Command {
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
 		}
+		cfg.Tokens = loadTokens(tokens, cfg.Logger)
 		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
 			return err
 		}
@@ -93,6 +100,24 @@ func (a *app) router() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// loadTokens loads tokenizers. A model whose tokens cannot be told is routed by the bytes of its requests.
+func loadTokens(list []string, log *slog.Logger) map[string]router.Tokens {
+	out := map[string]router.Tokens{}
+	for _, item := range list {
+		model, path, ok := strings.Cut(item, "=")
+		if !ok {
+			model, path = "", item
+		}
+		t, err := tokenize.Load(path, tokenize.Options{})
+		if err != nil {
+			log.Warn("no tokenizer: prefixes are told by the bytes of requests", "model", model, "err", err)
+			continue
+		}
+		out[model] = t
+	}
+	return out
 }
 
 // addPolicy is for who runs a router.
@@ -164,6 +189,7 @@ func (f fleet) Workers() []pairing.Worker {
 			Dialect: w.Dialect, Incarnation: fmt.Sprint(w.Host, w.PID, w.Started.UnixNano()), Fingerprint: w.Fingerprint,
 			BlockTokens: w.BlockTokens, Blocks: w.Blocks, ContextTokens: w.ContextTokens, TensorParallel: max(w.TensorParallel, 1), Opaque: w.Opaque,
 			KVAddr: w.KVAddr, KVEngine: w.KVEngine, PipelineParallel: max(w.PipelineParallel, 1), Events: w.Events, EventsReplay: w.EventsReplay,
+			LoRAs: w.LoRAs, Weight: w.Weight,
 		})
 	}
 	return workers

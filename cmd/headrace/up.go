@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -114,6 +115,9 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 			return err
 		}
 	}
+	if path, err := os.Stat(o.Model); wantsTokens(o.RouterArgs) && err == nil && (path.IsDir() || o.Engine == nil) {
+		o.RouterArgs = append(o.RouterArgs, "--tokenizer", o.Model)
+	}
 	if terminal {
 		o.Progress = func(step string) { fmt.Fprintln(a.err, step) }
 	}
@@ -123,6 +127,16 @@ func (a *app) runUp(cmd *cobra.Command, o *supervise.Options) (err error) {
 		return nil // it did what was asked of it last
 	}
 	return err
+}
+
+// wantsTokens tells whether a router with these flags looks at prefixes.
+func wantsTokens(args []string) bool {
+	i := slices.Index(args, "--policy")
+	if i < 0 {
+		return false
+	}
+	policy, err := pairing.New(args[i+1], 0)
+	return err == nil && pairing.WantsPrefixes(policy)
 }
 
 // greet tells a person what to do now.

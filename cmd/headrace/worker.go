@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/modelfetch"
@@ -53,7 +54,11 @@ func (a *app) worker() *cobra.Command {
 	fs.StringVar(&events[0], "kv-events", "", "`address` on which what the KV cache holds is published, over ZeroMQ as vLLM does (default: nowhere)")
 	fs.StringVar(&events[1], "kv-events-replay", "", "`address` that replays the last 10,000 batches of it (default: any port of --kv-events' host)")
 	fs.IntVar(&cfg.BatchTokens, "batch-tokens", 0, "tokens computed in a step (default 128)")
+	weight := addWeight(fs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if err := checkWeight(*weight); err != nil {
+			return err
+		}
 		if cfg.Logger, err = a.logger(); err != nil {
 			return err
 		}
@@ -83,12 +88,24 @@ func (a *app) worker() *cobra.Command {
 			cfg.BodyMax += 64 << 10 // what the router adds to a body of that size
 		}
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
-			l := &workerListing{reg: reg, cfg: &cfg, entry: registry.Worker{ID: cfg.ID, Role: cfg.Role, Addr: advertise, Dialect: "native"}, ready: p.ready}
+			l := &workerListing{reg: reg, cfg: &cfg, entry: registry.Worker{ID: cfg.ID, Role: cfg.Role, Addr: advertise, Dialect: "native", Weight: weight}, ready: p.ready}
 			cfg.OnReady, cfg.OnNode = l.onReady, l.onNode
 			return worker.Run(ctx, cfg)
 		})
 	}
 	return cmd
+}
+
+// addWeight is for who is listed as a worker.
+func addWeight(fs *pflag.FlagSet) *float64 {
+	return fs.Float64("weight", 1, "part of the traffic that the worker is to get of what another would, 0 to 1 (0: it drains)")
+}
+
+func checkWeight(w float64) error {
+	if !(w >= 0 && w <= 1) {
+		return config.Misused(fmt.Errorf("--weight %v: give a number from 0 to 1", w))
+	}
+	return nil
 }
 
 // listenEvents opens where KV events are published and replayed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,7 +41,7 @@ func TestAnnounceUpdateClose(t *testing.T) {
 		if n, ok := v.Node("n1"); !ok || n.Epoch != 7 || n.Transports[0] != "tcp" {
 			t.Errorf("table %d has node %+v", i, n)
 		}
-		if w, ok := v.Worker("w1"); !ok || w != worker("w1") {
+		if w, ok := v.Worker("w1"); !ok || !reflect.DeepEqual(w, worker("w1")) {
 			t.Errorf("table %d has worker %+v", i, w)
 		}
 		if _, ok := v.Router("r2"); ok {

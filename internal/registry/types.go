@@ -78,6 +78,10 @@ type Worker struct {
 	KVEngine string `json:"kv_engine,omitempty"`
 	// PipelineParallel is how many stages the layers are shared out over; 0 is 1.
 	PipelineParallel uint32 `json:"pipeline_parallel,omitempty"`
+	// LoRAs are the adapters it serves beside its model, by the names that clients ask for.
+	LoRAs []string `json:"loras,omitempty"`
+	// Weight is the part of the traffic that it is to get of what another worker would, 0 to 1; 0: it drains. None is 1.
+	Weight *float64 `json:"weight,omitempty"`
 	// Events and EventsReplay are host:port of its KV events' publisher (ZMQ PUB) and of their replay (ROUTER).
 	Events       string    `json:"events,omitempty"`
 	EventsReplay string    `json:"events_replay,omitempty"`

@@ -37,6 +37,9 @@ type Figures struct {
 	Steps       float64 // made so far; -1 where they are not counted
 }
 
+// lorasMax bounds the adapters that are listed of one engine.
+const lorasMax = 256
+
 // Self is what an engine says of itself.
 type Self struct {
 	Model         string
@@ -44,6 +47,7 @@ type Self struct {
 	Version       string // "" where there is no /version
 	Engine        string // its name and version, "" where it is not said
 	Connector     Connector
+	LoRAs         []string // adapters of that model
 	Figures
 }
 
@@ -125,6 +129,9 @@ func (a *Asker) Self(ctx context.Context) (*Self, error) {
 		return nil, fmt.Errorf("read /v1/models: %w", err)
 	}
 	for _, m := range models.Data {
+		if m.ID != "" && m.Parent != "" && len(s.LoRAs) < lorasMax {
+			s.LoRAs = append(s.LoRAs, m.ID)
+		}
 		if m.ID != "" && m.Parent == "" && s.Model == "" { // adapters have a parent
 			s.Model = m.ID
 			if m.MaxModelLen > 0 && m.MaxModelLen < 1<<32 {

@@ -176,7 +176,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.WriteHeader(code)
 	case "/v1/models":
-		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"max_model_len":2048,"parent":null}]}`, f.get("model"))
+		fmt.Fprintf(w, `{"object":"list","data":[{"id":%q,"max_model_len":2048,"parent":null},{"id":"poet","parent":"base"}]}`, f.get("model"))
 	case "/v1/completions":
 		body, _ := io.ReadAll(r.Body)
 		f.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"time"
 
@@ -280,6 +281,7 @@ func (s *sidecar) describe(ctx context.Context) error {
 		s.since, s.started = time.Now(), self.Started
 	}
 	e := s.Entry
+	e.LoRAs = self.LoRAs
 	e.Model, e.ContextTokens, e.BlockTokens, e.Blocks = self.Model, self.ContextTokens, self.BlockTokens, self.Blocks
 	e.PID, e.Started = os.Getpid(), s.since
 	e.Engine = self.Engine
@@ -402,7 +404,7 @@ func (s *sidecar) nudge(ctx context.Context, e *registry.Worker) bool {
 }
 
 func (s *sidecar) list(e registry.Worker) error {
-	if s.listed != nil && *s.listed == e {
+	if s.listed != nil && reflect.DeepEqual(*s.listed, e) {
 		return nil
 	}
 	if s.Lister != nil {

@@ -22,7 +22,7 @@ func TestEngineIsListedAsWhatItSaysAndStoppedInOrder(t *testing.T) {
 	var ready registry.Worker
 	r := start(t, func(c *Config) { c.OnReady = func(w registry.Worker) { ready = w } })
 	w := r.board.next(t)
-	if w == nil || w.Model != "fake" || w.ContextTokens != 2048 || w.BlockTokens != 32 || w.Blocks != 1024 || w.Engine != "vllm 0.32.0" ||
+	if w == nil || w.Model != "fake" || w.ContextTokens != 2048 || w.BlockTokens != 32 || w.Blocks != 1024 || w.Engine != "vllm 0.32.0" || len(w.LoRAs) != 1 || w.LoRAs[0] != "poet" ||
 		w.PID != os.Getpid() || w.EnginePID == 0 || w.Started.IsZero() || w.NodeData != "" || w.Addr != r.addr {
 		t.Errorf("listed as %+v", w)
 	}

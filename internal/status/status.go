@@ -395,8 +395,19 @@ func (r *Report) printWorkers(t io.Writer) {
 			node = "none"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n",
-			w.ID, w.Role, w.Model, node, blocks, running, waiting, usage, w.PID, since(w.Started), state(w.problem()))
+			w.ID, w.Role, w.Model, node, blocks, running, waiting, usage, w.PID, since(w.Started), state(w.problem())+w.share())
 	}
+}
+
+// share says how much of the traffic the worker is to get, if that is not all.
+func (w *Worker) share() string {
+	switch {
+	case w.Weight == nil || *w.Weight == 1:
+		return ""
+	case *w.Weight == 0:
+		return ", drains"
+	}
+	return fmt.Sprintf(", weight %.3g", *w.Weight)
 }
 
 func (r *Report) printNodes(t io.Writer) {

@@ -176,6 +176,9 @@ func (p *Body) takeStreamOptions(value span) *openai.Error {
 	return nil
 }
 
+// Raw is the body as the client sent it, not to be changed.
+func (p *Body) Raw() []byte { return p.raw }
+
 // Len is the length of the body as the client sent it.
 func (p *Body) Len() int { return len(p.raw) }
 

@@ -224,7 +224,7 @@ func (c *EngineCall) parse() error {
 	switch {
 	case err != nil:
 		return err
-	case c.b.Model != c.Engine.Model:
+	case !c.Engine.Serves(c.b.Model):
 		return fmt.Errorf("model %q", c.b.Model)
 	case c.ID == "":
 		return errors.New("no X-Request-Id")

@@ -171,7 +171,7 @@ func (c *Call) parse() error {
 	switch k := &c.KV; {
 	case !ok:
 		return fmt.Errorf("path %s", c.Path)
-	case b.Model != c.Worker.Model:
+	case !c.Worker.Serves(b.Model):
 		return fmt.Errorf("model %q", b.Model)
 	case !b.Stream || !b.StreamOptions["include_usage"]:
 		return errors.New("no stream with usage")
