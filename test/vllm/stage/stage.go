@@ -156,7 +156,7 @@ func (p *Process) Stop(sig syscall.Signal, limit time.Duration) error {
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
-		how := error(errors.New("exit status 0"))
+		how := errors.New("exit status 0")
 		if p.err != nil {
 			how = p.err
 		}
