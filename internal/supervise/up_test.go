@@ -1,8 +1,10 @@
 package supervise
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -57,6 +59,18 @@ func TestUpServesRestartsAndLeavesNothing(t *testing.T) {
 	}
 }
 
+// stopped tells whether every thread of a process stands still.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, f := range threads {
+		b, err := os.ReadFile(f)
+		if _, rest, ok := bytes.Cut(b, []byte(") ")); err != nil || !ok || rest[0] != 'T' {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
+
 func TestKilledUpTakesItsChildrenAlong(t *testing.T) {
 	dir := tempDir(t)
 	cmd, state := startUp(t, dir)
@@ -64,6 +78,8 @@ func TestKilledUpTakesItsChildrenAlong(t *testing.T) {
 	if err := syscall.Kill(state.PIDs["decode-0"], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	// The kernel wakes what stands still when its supervisor goes, and not what is about to.
+	eventually(t, "decode-0 to stand still", func() bool { return stopped(state.PIDs["decode-0"]) })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
