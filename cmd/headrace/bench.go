@@ -24,7 +24,7 @@ func (a *app) bench() *cobra.Command {
 		Args:    cobra.ArbitraryArgs,
 		RunE:    group,
 	}
-	cmd.AddCommand(a.benchTransfer(), a.benchModel(), a.benchIndex(), a.benchEngine(), a.benchPairing(), a.benchIndex())
+	cmd.AddCommand(a.benchTransfer(), a.benchModel(), a.benchIndex(), a.benchEngine(), a.benchPairing())
 	return cmd
 }
 
