@@ -85,7 +85,7 @@ func choices(q ask, n int) ask {
 }
 
 // patient is for many legs at once on a slow machine.
-func patient(c *Config) { c.Upstream.SilenceTimeout = 5 * time.Second }
+func patient(c *Config) { c.Upstream.SilenceTimeout, c.RecoveryTimeout = 5*time.Second, 2*patience }
 
 func TestChoices(t *testing.T) {
 	for _, ids := range [][]string{{"p1", "d1"}, {"p1", "p2", "d1", "d2"}, {"d1"}} {

@@ -131,7 +131,9 @@ func TestFaults(t *testing.T) {
 						t.Parallel()
 						ws := pair(ids...)
 						once := f.once(ws)
-						h := startParallel(t, func(c *Config) { c.Upstream.SilenceTimeout = time.Second }, ws...) // many at once are slow
+						h := startParallel(t, func(c *Config) { // many at once are slow
+							c.Upstream.SilenceTimeout, c.RecoveryTimeout = time.Second, 2*patience
+						}, ws...)
 						q := ask{n: 9, stream: stream, usage: stream}
 						h.do(q).wantWhole(t, q)
 						if !once.Within(patience) {
