@@ -74,25 +74,29 @@ func prefillPreempted(t *testing.T, s *scene, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var rs []stage.Request
-	for i := range n {
-		rs = append(rs, stage.Request{Model: s.model, Prompt: stage.Prompt(80000+i, 1100+i%5*70), MaxTokens: 16})
+	after := before
+	// Which prompt has to give way is a matter of the moment: other ones are tried where none had its lease open.
+	for round := 0; round < 4 && after[open] == before[open]; round++ {
+		var rs []stage.Request
+		for i := range n {
+			rs = append(rs, stage.Request{Model: s.model, Prompt: stage.Prompt(80000+round*n+i, 1100+i%5*70), MaxTokens: 16})
+		}
+		wants := s.wants(t, rs)
+		var got []*stage.Answer
+		moved := s.disaggregated(t, func() { got = atOnce(s.ctx, s.URL(), 8, rs) })
+		largest := compare(t, "8 at once, prefill out of blocks", got, wants)
+		if largest > rounding {
+			t.Errorf("logprobs differ by up to %.2g, want %.2g at most", largest, rounding)
+		}
+		s.idle(t, 2*time.Second, "after prefill was preempted")
+		if after, err = prefill.Metrics(s.ctx); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("prefill preempted %.0f times, %.0f times with an open lease; of %d prompts %d were disaggregated; where tokens are equal, logprobs differ by %.2g at most",
+			after[preemptions]-before[preemptions], after[open]-before[open], n, moved, largest)
 	}
-	wants := s.wants(t, rs)
-	var got []*stage.Answer
-	moved := s.disaggregated(t, func() { got = atOnce(s.ctx, s.URL(), 8, rs) })
-	largest := compare(t, "8 at once, prefill out of blocks", got, wants)
-	if largest > rounding {
-		t.Errorf("logprobs differ by up to %.2g, want %.2g at most", largest, rounding)
-	}
-	s.idle(t, 2*time.Second, "after prefill was preempted")
-	after, err := prefill.Metrics(s.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("prefill preempted %.0f times, %.0f times with an open lease; of %d prompts %d were disaggregated; where tokens are equal, logprobs differ by %.2g at most",
-		after[preemptions]-before[preemptions], after[open]-before[open], n, moved, largest)
-	if after[preemptions] == before[preemptions] || after[open] == before[open] {
+	// vLLM's own count has only those that answered later: not those whose leg the router closed, as decode had computed the prompt itself.
+	if after[open] == before[open] {
 		t.Error("prefill never preempted a request whose lease was open, this proves nothing")
 	}
 	if late, err := s.Logged("did not stop reading the blocks of preempted requests"); err != nil || late > 0 {
