@@ -208,7 +208,8 @@ class Client:
         self._seq += 1
         link = next((x for x in self._links() if x.greeted and x.hello.epoch == ref.epoch), None)
         if link is None:
-            self._events.append(PushRefused(ref, self._seq, Code.UNKNOWN_LEASE, "that daemon is gone"))
+            # Not UNKNOWN_LEASE: another of the engine's connections may have met a new daemon before this one did.
+            self._events.append(PushRefused(ref, self._seq, Code.INVALID, "there is no connection to that daemon"))
         else:
             link.push(ref, self._seq, units)
         return self._seq

@@ -102,7 +102,8 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class PushRefused:
-    """A push was not taken. UNKNOWN_LEASE and LEASE_ENDED say merely that it came after the lease's end."""
+    """A push was not taken. UNKNOWN_LEASE and LEASE_ENDED say merely that it came after the lease's end; INVALID perhaps that
+    it came too soon."""
 
     ref: LeaseRef
     seq: int

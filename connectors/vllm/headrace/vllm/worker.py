@@ -20,7 +20,9 @@ from headrace.vllm.meta import Answer, Push, Step
 
 LAYER_BYTES_MIN = 1 << 19  # a layer's share of a step that is pushed by itself: below that the call costs more than the overlap saves
 GATES_MAX = 64  # steps whose pushes may wait for the GPU at once
-AGAIN_S = 2.0  # how long a push is offered again: the daemon may read it before the blocks' declaration, which comes over another socket
+# How long a push is offered again: the daemon may read it before the blocks' declaration, which comes over another socket, and
+# the scheduler may have met a new daemon before this rank has.
+AGAIN_S = 2.0
 SENT_MAX = 4096  # pushes remembered for that
 
 
