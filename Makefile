@@ -45,14 +45,20 @@ model: deps build ## fetch the default model
 deps: ## install missing system packages, or name them in one line
 	scripts/deps.sh run
 
-.PHONY: deps-test
-deps-test:
-	scripts/deps.sh test
+.PHONY: deps-test deps-lab deps-vllm
+deps-test deps-lab deps-vllm: deps-%:
+	scripts/deps.sh $*
 
 .PHONY: test
-test: deps-test build model generate-check lint unit nocgo pytest e2e ## run everything
+test: deps-test build model generate-check checks ## run everything
+
+.PHONY: checks
+checks: lint unit nocgo # what leaves the tree as it is: others may read it meanwhile
+	@$(MAKE) --no-print-directory -j2 pytest e2e # the one computes and the other waits, mostly
 
 .PHONY: unit
+# Else each test program, and each process that it starts, sleeps for a second before it ends.
+unit: export GORACE ?= atexit_sleep_ms=50
 unit: model ## run the Go tests under the race detector
 	go test $(RACE) -shuffle=on -timeout 20m ./...
 
@@ -70,7 +76,7 @@ e2e: deps-test build model ## drive the real binary end to end, with the openai 
 	cd test/e2e && HEADRACE_E2E=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 40m # without a package: so it prints its tables
 
 .PHONY: proof
-proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, 10,000 over all dialects, each kill 20 times, all prompts
+proof: deps-test build model ## everything at full length: 1,000 cancels of each kind, 10,000 over all dialects, each kill 20 times, 2,000 streams for 5 minutes, all prompts
 	HEADRACE_FULL=1 go test -count=1 -timeout 60m ./transfer/...
 	HEADRACE_FULL=1 go test -count=1 -timeout 60m -run TestCancelAnywhere -v ./router
 	HEADRACE_E2E=1 HEADRACE_FULL=1 HEADRACE_BIN=$(CURDIR)/bin/headrace go test -count=1 -timeout 120m -v ./test/e2e
@@ -80,18 +86,15 @@ proof: deps-test build model ## everything at full length: 1,000 cancels of each
 	HEADRACE_FULL=1 scripts/vllm.sh
 
 .PHONY: lab
-lab: ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-scenario NAME -v -run X")
-	scripts/deps.sh lab
+lab: deps-lab ## prove RDMA over soft RoCE in emulated machines (ARGS="-list", ARGS="-scenario NAME -v -run X")
 	go run ./test/lab $(ARGS)
 
 .PHONY: vllm
-vllm: build model ## check with a real vLLM on the CPU: makes its environment first (ARGS="-run X -v")
-	scripts/deps.sh vllm
+vllm: build model deps-vllm ## check with a real vLLM on the CPU: makes its environment first (ARGS="-run X -v")
 	scripts/vllm.sh $(ARGS)
 
 .PHONY: vllm-ttft
-vllm-ttft: build model ## measure the time to the first token: disaggregated, aggregated, NixlConnector
-	scripts/deps.sh vllm
+vllm-ttft: build model deps-vllm ## measure the time to the first token: disaggregated, aggregated, NixlConnector
 	export HEADRACE_VLLM=$$(scripts/vllm-env.sh) HEADRACE_BIN=$(CURDIR)/bin/headrace; go run ./test/vllm/ttft $(ARGS)
 
 .PHONY: gpu

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 }
 
 func smallOptions() Options {
-	return Options{Quick: true, Blocks: []int{4 * kib, 64 * kib}, Bytes: 32 * mib, Region: 16 * mib, Rounds: 2}
+	return Options{Quick: true, Blocks: []int{4 * kib, 64 * kib}, Bytes: 16 * mib, Region: 16 * mib, Rounds: 2}
 }
 
 // A small run of everything: real daemons in processes of their own, limits in C or Go, bytes verified.
@@ -104,6 +104,15 @@ func TestTransferInterrupted(t *testing.T) {
 	if n := children(t); n != 0 {
 		t.Errorf("%d children are left", n)
 	}
+}
+
+func (r *Report) row(part, transport string, block, batch, lanes, engines int) *Row {
+	for i := range r.Rows {
+		if w := &r.Rows[i]; w.Part == part && w.Transport == transport && w.BlockBytes == block && w.BatchBlocks == batch && w.Lanes == lanes && w.Engines == engines {
+			return w
+		}
+	}
+	return nil
 }
 
 type writerFunc func([]byte)

@@ -24,6 +24,9 @@ type IndexOptions struct {
 	Bytes    int64         // limit of the index under churn; 256 MiB when 0
 	Workers  int           // 8 when 0
 	Progress io.Writer
+
+	prompt int // tokens that are looked up; 100,000 when 0
+	held   int // blocks of each engine's cache; 65,536 when 0
 }
 
 // IndexReport is what Index found, one JSON document.
@@ -62,11 +65,7 @@ type IndexHeap struct {
 // IndexVersion counts changes of the document that a reader would notice.
 const IndexVersion = 1
 
-const (
-	indexBlock  = 16
-	indexPrompt = 100_000
-	indexHeld   = 1 << 16 // blocks of each engine's cache
-)
+const indexBlock = 16
 
 func (o IndexOptions) withDefaults() (IndexOptions, error) {
 	if o.Duration == 0 {
@@ -83,6 +82,12 @@ func (o IndexOptions) withDefaults() (IndexOptions, error) {
 	}
 	if o.Progress == nil {
 		o.Progress = io.Discard
+	}
+	if o.prompt == 0 {
+		o.prompt = 100_000
+	}
+	if o.held == 0 {
+		o.held = 1 << 16
 	}
 	if o.Duration < 0 || o.Churn < 0 || o.Bytes < 1<<20 || o.Workers < 1 || o.Workers > 1000 {
 		return o, errors.New("durations must be positive, the limit 1 MiB or more, workers 1 to 1000")
@@ -102,7 +107,7 @@ func Index(ctx context.Context, o IndexOptions) (*IndexReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &IndexReport{Kind: "index", Version: IndexVersion, Time: time.Now().UTC(), Machine: machine()}
+	r := &IndexReport{Kind: "index", Version: IndexVersion, Time: time.Now().UTC(), Machine: ThisMachine()}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for _, part := range []func(context.Context, IndexOptions, *IndexReport) error{indexEvents, indexFrames, indexLookups, indexChurn} {
 		if err := part(ctx, o, r); err != nil {
@@ -220,8 +225,8 @@ func fullIndex(o IndexOptions, bytes int64) (*prefix.Index, []*indexEngine, erro
 	var engines []*indexEngine
 	var t indexTurn
 	for i := range o.Workers {
-		e := newIndexEngine(i, indexHeld)
-		for e.next&(1<<40-1) < indexHeld {
+		e := newIndexEngine(i, uint64(o.held))
+		for e.next&(1<<40-1) < e.held {
 			e.turn(&t)
 			t.tell(e.src, x)
 		}
@@ -258,7 +263,7 @@ func indexEvents(ctx context.Context, o IndexOptions, r *IndexReport) error {
 		}
 		return n, time.Since(began)
 	})
-	r.add(IndexRow{Name: "events", What: fmt.Sprintf("decoded events of %d full caches of %d blocks, stored and removed", o.Workers, indexHeld), Value: rate, Unit: "blocks/s", Target: 1e6})
+	r.add(IndexRow{Name: "events", What: fmt.Sprintf("decoded events of %d full caches of %d blocks, stored and removed", o.Workers, o.held), Value: rate, Unit: "blocks/s", Target: 1e6})
 	return nil
 }
 
@@ -296,17 +301,17 @@ func indexLookups(ctx context.Context, o IndexOptions, r *IndexReport) error {
 			return err
 		}
 		random := rand.New(rand.NewPCG(7, 7))
-		prompt := make([]uint32, indexPrompt+1)
+		prompt := make([]uint32, o.prompt+1)
 		for i := range prompt {
 			prompt[i] = random.Uint32N(1 << 17)
 		}
 		var names []string
 		for i := range workers {
-			e := newIndexEngine(i, indexHeld)
+			e := newIndexEngine(i, uint64(o.held))
 			names = append(names, e.src.Worker)
-			b := collect.Stored{Tokens: prompt[:indexPrompt], BlockTokens: indexBlock, LoRAID: -1, Medium: "GPU"}
-			for k := range uint64(indexPrompt / indexBlock) {
-				b.Keys = append(b.Keys, indexKey(1<<60+k))
+			b := collect.Stored{Tokens: prompt[:o.prompt], BlockTokens: indexBlock, LoRAID: -1, Medium: "GPU"}
+			for k := range o.prompt / indexBlock {
+				b.Keys = append(b.Keys, indexKey(1<<60+uint64(k)))
 			}
 			x.Stored(e.src, &b)
 		}
@@ -316,7 +321,7 @@ func indexLookups(ctx context.Context, o IndexOptions, r *IndexReport) error {
 			at := time.Now()
 			x.Lookup(prompt, prefix.Seed{}, names, out)
 			took = append(took, time.Since(at))
-			if out[workers-1].Tokens != indexPrompt {
+			if out[workers-1].Tokens != o.prompt {
 				return fmt.Errorf("measure lookups: found %+v", out[workers-1])
 			}
 		}
@@ -324,7 +329,7 @@ func indexLookups(ctx context.Context, o IndexOptions, r *IndexReport) error {
 			return nil
 		}
 		slices.Sort(took)
-		what := fmt.Sprintf("a prompt of %d tokens that %d workers have, beside %d other blocks", indexPrompt, workers, o.Workers*indexHeld)
+		what := fmt.Sprintf("a prompt of %d tokens that %d workers have, beside %d other blocks", o.prompt, workers, o.Workers*o.held)
 		r.add(IndexRow{Name: fmt.Sprintf("lookup-%d-p50", workers), What: what, Value: micros(took[len(took)/2]), Unit: "us", Target: 1000, Less: true})
 		r.add(IndexRow{Name: fmt.Sprintf("lookup-%d-p99", workers), What: what, Value: micros(took[len(took)*99/100]), Unit: "us", Target: 1000, Less: true})
 	}

@@ -11,10 +11,7 @@ import (
 
 // The benchmark measures what it says; its figures are no matter of a test, but that of the heap is.
 func TestIndex(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes seconds; run without -short")
-	}
-	r, err := Index(t.Context(), IndexOptions{Duration: 30 * time.Millisecond, Churn: time.Second, Bytes: 2 << 20, Workers: 2})
+	r, err := Index(t.Context(), IndexOptions{Duration: 30 * time.Millisecond, Churn: time.Second, Bytes: 2 << 20, Workers: 2, prompt: 1600, held: 1 << 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +36,7 @@ func TestIndex(t *testing.T) {
 func TestIndexIsCutShort(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r, err := Index(ctx, IndexOptions{Workers: 1, Bytes: 1 << 20})
+	r, err := Index(ctx, IndexOptions{Workers: 1, Bytes: 1 << 20, held: 1 << 10})
 	if err != nil || r.Complete {
 		t.Errorf("%+v, %v", r, err)
 	}

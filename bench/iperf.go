@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/headrace/headrace/bench/child"
 )
 
 // iperfMissing says how to have it.
@@ -34,7 +36,7 @@ func startIperf(ctx context.Context) (*iperfServer, error) {
 	}
 	s := &iperfServer{port: strconv.Itoa(l.Addr().(*net.TCPAddr).Port)}
 	_ = l.Close()
-	s.cmd = ownGroup(exec.CommandContext(ctx, "iperf3", "-s", "-B", "127.0.0.1", "-p", s.port, "--forceflush"))
+	s.cmd = child.OwnGroup(exec.CommandContext(ctx, "iperf3", "-s", "-B", "127.0.0.1", "-p", s.port, "--forceflush"))
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -83,7 +85,7 @@ type iperfEnd struct {
 // run sends about that many bytes over one stream.
 func (s *iperfServer) run(ctx context.Context, bytes int64, args ...string) (Measure, error) {
 	for try := 0; ; try++ {
-		cmd := ownGroup(exec.CommandContext(ctx, "iperf3", append([]string{"-c", "127.0.0.1", "-p", s.port, "-n", strconv.FormatInt(bytes, 10), "-J"}, args...)...))
+		cmd := child.OwnGroup(exec.CommandContext(ctx, "iperf3", append([]string{"-c", "127.0.0.1", "-p", s.port, "-n", strconv.FormatInt(bytes, 10), "-J"}, args...)...))
 		out, err := cmd.Output()
 		var r iperfEnd
 		if jsonErr := json.Unmarshal(out, &r); jsonErr != nil || r.Error != "" {

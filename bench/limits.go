@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/headrace/headrace/bench/child"
 )
 
 //go:embed limits/limits.c
@@ -19,9 +22,12 @@ var limitsSource []byte
 type limits struct {
 	what   string
 	lang   string
-	helper *helper // nil for the loops in Go
+	helper *child.Process // nil for the loops in Go
 	inGo   *goLimits
 }
+
+// helperPatience is how long a program beside the benchmark may take to end.
+const helperPatience = 2 * time.Second
 
 // limitVectors is how many blocks a call of the TCP loop carries: a mebibyte's worth gives the loop its best, and the
 // kernel takes at most 1,024.
@@ -32,7 +38,7 @@ func newLimits(ctx context.Context, dir string, region int64, inGo bool) (*limit
 	if !inGo {
 		program, cc := buildLimits(ctx, dir)
 		if program != "" {
-			h, err := startHelper(ctx, "the C loops", nil, program, strconv.FormatInt(region, 10))
+			h, err := child.Start(ctx, "the C loops", nil, nil, program, strconv.FormatInt(region, 10))
 			if err != nil {
 				return nil, err
 			}
@@ -69,7 +75,7 @@ func (l *limits) run(kind string, block int, bytes int64, width int) (m Measure,
 	if l.inGo != nil {
 		return l.inGo.run(kind, block, bytes, width)
 	}
-	err = l.helper.ask(fmt.Sprintf("%s %d %d %d", kind, block, bytes, width), &m)
+	err = l.helper.Ask(fmt.Sprintf("%s %d %d %d", kind, block, bytes, width), &m)
 	if err == nil && m.Seconds <= 0 {
 		err = fmt.Errorf("%s loop took no time", kind)
 	}
@@ -80,7 +86,7 @@ func (l *limits) close() error {
 	if l == nil {
 		return nil
 	}
-	l.helper.stop()
+	_ = l.helper.Stop(helperPatience) // it holds nothing that matters
 	return l.inGo.close()
 }
 

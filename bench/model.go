@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,9 +9,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/headrace/headrace/internal/hostmem"
 	"github.com/headrace/headrace/transfer"
 )
 
@@ -75,7 +76,7 @@ func (o ModelOptions) withDefaults() (ModelOptions, []Geometry, error) {
 		o.Tokens = []int{512, 2048, 8192, 32768}
 	}
 	if o.Memory == 0 {
-		o.Memory = freeMemory() / 2
+		o.Memory = cmp.Or(int64(hostmem.Available()), 2<<30) / 2
 	}
 	if o.TFLOPS == 0 {
 		o.TFLOPS = 400
@@ -122,18 +123,6 @@ func (o ModelOptions) Check() error {
 	return err
 }
 
-// freeMemory is what the kernel says can be used without swapping.
-func freeMemory() int64 {
-	text, _ := os.ReadFile("/proc/meminfo")
-	for line := range strings.Lines(string(text)) {
-		if rest, is := strings.CutPrefix(line, "MemAvailable:"); is {
-			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			return kb * kib
-		}
-	}
-	return 2 << 30
-}
-
 func (o ModelOptions) rate(g Geometry) float64 {
 	for _, name := range []string{g.Name, ""} {
 		if r := o.Rates[name]; r > 0 {
@@ -172,7 +161,7 @@ func Model(ctx context.Context, o ModelOptions) (*ModelReport, error) {
 	}
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	r := &ModelReport{Kind: "headrace.bench.model", Version: 1, Time: start.UTC(), Rounds: o.Rounds, Machine: machine(), Assumptions: o.assumptions(), Rows: []ModelRow{}, NotMeasured: []string{}}
+	r := &ModelReport{Kind: "headrace.bench.model", Version: 1, Time: start.UTC(), Rounds: o.Rounds, Machine: ThisMachine(), Assumptions: o.assumptions(), Rows: []ModelRow{}, NotMeasured: []string{}}
 	prompts, memory := o.prompts(models, r)
 	for _, t := range []string{"tcp", "shm"} {
 		if err != nil || len(prompts) == 0 || o.Transport != "all" && o.Transport != t {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/headrace/headrace/bench/child"
 	"github.com/headrace/headrace/internal/config"
 )
 
@@ -35,7 +37,7 @@ func Drivers() fs.FS {
 // peer is another transfer engine, in two processes that are stopped while it is not its turn: some poll without rest.
 type peer struct {
 	name, what string
-	helper     *helper
+	helper     *child.Process
 	region     int64
 }
 
@@ -61,14 +63,14 @@ func (s *session) startPeers(ctx context.Context, transport string) error {
 	for _, driver := range drivers {
 		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(driver), driverPrefix), ".py")
 		fmt.Fprintf(s.o.Progress, "starting %s over %s\n", name, transport)
-		h, err := startHelper(ctx, name, []string{"PYTHONDONTWRITEBYTECODE=1"}, python, driver, transport, strconv.FormatInt(s.o.Region, 10))
+		h, err := child.Start(ctx, name, []string{"PYTHONDONTWRITEBYTECODE=1"}, nil, python, driver, transport, strconv.FormatInt(s.o.Region, 10))
 		if err != nil {
 			return err
 		}
 		p := &peer{name: name, helper: h, region: s.o.Region}
 		var hello struct{ What, Error string }
-		if err := h.ask("", &hello); err != nil || hello.Error != "" {
-			h.stop()
+		if err := h.Ask("", &hello); err != nil || hello.Error != "" {
+			_ = h.Stop(helperPatience)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -92,12 +94,12 @@ func orNil(text string) error {
 func (s *session) stopPeers() {
 	for _, p := range s.peers {
 		p.signal(syscall.SIGCONT)
-		p.helper.stop()
+		_ = p.helper.Stop(helperPatience)
 	}
 	s.peers = nil
 }
 
-func (p *peer) signal(sig syscall.Signal) { _ = syscall.Kill(-p.helper.cmd.Process.Pid, sig) }
+func (p *peer) signal(sig syscall.Signal) { _ = syscall.Kill(-p.helper.Group(), sig) }
 
 // ask lets the peer run for one request.
 func (p *peer) ask(request map[string]any, answer any) error {
@@ -108,7 +110,7 @@ func (p *peer) ask(request map[string]any, answer any) error {
 	p.signal(syscall.SIGCONT)
 	defer p.signal(syscall.SIGSTOP)
 	var raw json.RawMessage
-	if err := p.helper.ask(string(line), &raw); err != nil {
+	if err := p.helper.Ask(string(line), &raw); err != nil {
 		return err
 	}
 	var failed struct{ Error string }
@@ -162,35 +164,47 @@ func (s *session) installPeers(ctx context.Context) (python, dir string, err err
 	if err != nil {
 		return "", "", err
 	}
+	python, err = Venv(ctx, text, s.o.Progress, "--no-deps")
+	return python, dir, err
+}
+
+// Venv gives the Python of a virtual environment in the user's cache that has what the requirements name. It is named after
+// their digest; pip, called with flags beside its own, fills it once.
+func Venv(ctx context.Context, requirements []byte, progress io.Writer, flags ...string) (python string, err error) {
 	cache, err := config.CacheDir()
 	if err != nil {
-		return "", "", err
+		return "", err
 	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(requirements)
 	venv := filepath.Join(cache, "peers-"+hex.EncodeToString(sum[:6]))
 	python = filepath.Join(venv, "bin", "python")
 	complete := filepath.Join(venv, "complete")
 	if _, err := os.Stat(complete); err == nil {
-		return python, dir, nil
+		return python, nil
 	}
-	fmt.Fprintf(s.o.Progress, "installing the peers into %s, once\n", venv)
+	fmt.Fprintf(progress, "installing the peers into %s, once\n", venv)
 	if err := errors.Join(os.RemoveAll(venv), os.MkdirAll(cache, 0o755)); err != nil {
-		return "", "", err
+		return "", err
 	}
 	if said, err := output(ctx, "python3", "-m", "venv", venv); err != nil {
-		return "", "", fmt.Errorf("make a virtual environment (run: apt-get install -y python3-venv): %w: %s", err, said)
+		return "", fmt.Errorf("make a virtual environment (run: apt-get install -y python3-venv): %w: %s", err, said)
 	}
-	if said, err := output(ctx, python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes", "-r", lock); err != nil {
-		return "", "", fmt.Errorf("install the peers with pip (Python 3.11 or newer is needed): %w: %s", err, said)
+	lock := filepath.Join(venv, "requirements.txt")
+	if err := os.WriteFile(lock, requirements, 0o644); err != nil {
+		return "", err
 	}
-	return python, dir, os.WriteFile(complete, nil, 0o644)
+	argv := append([]string{python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes", "-r", lock}, flags...)
+	if said, err := output(ctx, argv...); err != nil {
+		return "", fmt.Errorf("install the peers with pip (Python 3.11 or newer is needed): %w: %s", err, said)
+	}
+	return python, os.WriteFile(complete, nil, 0o644)
 }
 
 // output runs a command and gives the end of what it said.
 func output(ctx context.Context, argv ...string) (string, error) {
-	cmd := ownGroup(exec.CommandContext(ctx, argv[0], argv[1:]...))
-	said := &tail{}
+	cmd := child.OwnGroup(exec.CommandContext(ctx, argv[0], argv[1:]...))
+	said := &child.Tail{}
 	cmd.Stdout, cmd.Stderr = said, said
 	err := cmd.Run()
-	return said.last(), err
+	return said.Last(), err
 }

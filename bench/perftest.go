@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/headrace/headrace/bench/child"
 	"github.com/headrace/headrace/transfer"
 )
 
@@ -49,8 +50,8 @@ func (p *perftest) run(ctx context.Context, name string, args ...string) (string
 		return "", err
 	}
 	args = append([]string{"-d", p.port.Device, "-i", strconv.Itoa(p.port.Port), "-x", strconv.Itoa(p.port.GIDIndex), "-F", "-p", strconv.Itoa(tcp)}, args...)
-	server := ownGroup(exec.CommandContext(ctx, name, args...))
-	said := &tail{}
+	server := child.OwnGroup(exec.CommandContext(ctx, name, args...))
+	said := &child.Tail{}
 	server.Stdout, server.Stderr = said, said
 	if err := server.Start(); err != nil {
 		return "", fmt.Errorf("start %s: %w", name, err)
@@ -60,14 +61,14 @@ func (p *perftest) run(ctx context.Context, name string, args ...string) (string
 		_ = server.Wait()
 	}()
 	if err := awaitListener(ctx, tcp); err != nil {
-		return "", fmt.Errorf("%s: %w%s", name, err, said.quoted())
+		return "", fmt.Errorf("%s: %w%s", name, err, said.Quoted())
 	}
-	out, err := ownGroup(exec.CommandContext(ctx, name, append(args, "127.0.0.1")...)).CombinedOutput()
+	out, err := child.OwnGroup(exec.CommandContext(ctx, name, append(args, "127.0.0.1")...)).CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("run %s %s: %w (it said %q)", name, strings.Join(args, " "), err, lastLine(string(out)))
+		return "", fmt.Errorf("run %s %s: %w (it said %q)", name, strings.Join(args, " "), err, child.LastLine(string(out)))
 	}
 	if err := server.Wait(); err != nil {
-		return "", fmt.Errorf("the server of %s: %w%s", name, err, said.quoted())
+		return "", fmt.Errorf("the server of %s: %w%s", name, err, said.Quoted())
 	}
 	return string(out), nil
 }
@@ -104,7 +105,7 @@ func parseBandwidth(out string, size int) (float64, error) {
 		}
 		return rate * mib, nil
 	}
-	return 0, fmt.Errorf("no line about messages of %d bytes in %q", size, lastLine(out))
+	return 0, fmt.Errorf("no line about messages of %d bytes in %q", size, child.LastLine(out))
 }
 
 // latency gives the times of single messages in microseconds: half of a round trip each.
@@ -138,14 +139,9 @@ func parseLatency(out string) (took []float64, err error) {
 		took = append(took, v)
 	}
 	if len(took) == 0 {
-		return nil, fmt.Errorf("no samples in %q", lastLine(out))
+		return nil, fmt.Errorf("no samples in %q", child.LastLine(out))
 	}
 	return took, nil
-}
-
-func lastLine(text string) string {
-	text = strings.TrimSpace(text)
-	return text[strings.LastIndexByte(text, '\n')+1:]
 }
 
 func freePort() (int, error) {

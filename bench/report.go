@@ -151,21 +151,13 @@ type LatencyRound struct {
 	P99 float64 `json:"p99_us"`
 }
 
-func machine() Machine {
+// ThisMachine describes the machine that this runs on.
+func ThisMachine() Machine {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	load, _ := os.ReadFile("/proc/loadavg")
 	one, _, _ := strings.Cut(string(load), " ")
 	return Machine{Load1: one, CPUs: runtime.NumCPU(), Arch: runtime.GOARCH, Kernel: unix.ByteSliceToString(u.Release[:]), Go: runtime.Version()}
-}
-
-func (r *Report) row(part, transport string, block, batch, lanes, engines int) *Row {
-	for i := range r.Rows {
-		if w := &r.Rows[i]; w.Part == part && w.Transport == transport && w.BlockBytes == block && w.BatchBlocks == batch && w.Lanes == lanes && w.Engines == engines {
-			return w
-		}
-	}
-	return nil
 }
 
 // rows of a part.

@@ -51,11 +51,11 @@ func newRig(ctx context.Context, o rigOptions) (r *rig, err error) {
 		names = names[:1]
 	}
 	for _, n := range names {
-		c := childConfig{NodeID: n, Socket: filepath.Join(dir, n+".sock"), Transport: o.transport, Key: r.key, Lanes: o.lanes, Devices: o.devices, Spin: o.spin}
+		c := daemonConfig{NodeID: n, Socket: filepath.Join(dir, n+".sock"), Transport: o.transport, Key: r.key, Lanes: o.lanes, Devices: o.devices, Spin: o.spin}
 		if o.transport != "shm" {
 			c.Listen = "127.0.0.1:0"
 		}
-		d, err := startDaemon(ctx, o.child, c)
+		d, err := startDaemon(ctx, o.child, &c)
 		if err != nil {
 			return r, err
 		}
@@ -258,7 +258,7 @@ func (r *rig) close() error {
 		errs = append(errs, p.close())
 	}
 	for _, d := range r.daemons {
-		errs = append(errs, d.stop())
+		errs = append(errs, d.Stop(stopTimeout))
 	}
 	return errors.Join(errs...)
 }

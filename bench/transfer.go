@@ -153,7 +153,7 @@ func Transfer(ctx context.Context, o Options) (*Report, error) {
 	defer os.RemoveAll(dir)
 	start := time.Now()
 	s := &session{o: o, p: p, dir: dir, r: &Report{Kind: "headrace.bench.transfer", Version: ReportVersion, Time: start.UTC(), Profile: "whole", Rounds: o.Rounds, RegionBytes: o.Region,
-		Machine: machine(), Submission: "message", Contestants: []Contestant{}, Rows: []Row{}, Latency: []LatencyRow{}, NotMeasured: []string{}}}
+		Machine: ThisMachine(), Submission: "message", Contestants: []Contestant{}, Rows: []Row{}, Latency: []LatencyRow{}, NotMeasured: []string{}}}
 	if o.Quick {
 		s.r.Profile = "quick"
 	}

@@ -100,9 +100,11 @@ static int map_segment(struct hr_cuda *d, int ordinal, uint64_t ptr, uint64_t by
 	if (r)
 		return r;
 	r = d->access(ptr, bytes, &a, 1);
-	if (r)
+	if (!r)
+		r = dropped;
+	if (r) /* the caller gives the addresses back, which a driver refuses while they are mapped */
 		d->unmap(ptr, bytes);
-	return r ? r : dropped;
+	return r;
 }
 
 int hr_cuda_map(struct hr_cuda *d, void *ctx, int ordinal, uint64_t ptr, uint64_t bytes, int gdr)

@@ -155,14 +155,14 @@ func TestNothingIsLeftOut(t *testing.T) {
 func TestSettingsThatCannotBeMeant(t *testing.T) {
 	for want, c := range map[string]Config{
 		"GID index -1": {GIDIndex: at(-1)}, "P_Key index -2": {PKeyIndex: -2}, "use one of them": {PKey: 0x8001, PKeyIndex: 3}, "no partition": {PKey: 0x8000},
-		"service level 16": {ServiceLevel: 16}, "traffic class 256": {TrafficClass: 256}, "spinning for -1ns": {Spin: -1}, "spinning for 2s": {Spin: 2 * time.Second},
+		"service level 16": {ServiceLevel: 16}, "traffic class 256": {TrafficClass: 256}, "acknowledgement timeout 32: use 1 to 31": {AckTimeout: 32}, "spinning for -1ns": {Spin: -1}, "spinning for 2s": {Spin: 2 * time.Second},
 		"device \"a b\"": {Devices: []string{"a b"}}, "device \"\"": {Devices: []string{""}},
 	} {
 		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	good := Config{GIDIndex: at(0), PKey: 0x8001, ServiceLevel: 15, TrafficClass: 255, Spin: time.Millisecond, Devices: []string{"mlx5_0:2"}}
+	good := Config{AckTimeout: 31, GIDIndex: at(0), PKey: 0x8001, ServiceLevel: 15, TrafficClass: 255, Spin: time.Millisecond, Devices: []string{"mlx5_0:2"}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -230,7 +231,8 @@ func (g *grant) Release() { g.end() }
 // Withdraw implements transfer.Grant. A lane that does not answer is aborted.
 func (g *grant) Withdraw() {
 	works := g.end()
-	late := time.NewTimer(withdrawPatience)
+	patience := cmp.Or(g.link.t.cfg.withdraw, withdrawPatience)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	soft := false
 	for x, w := range works {
@@ -238,7 +240,7 @@ func (g *grant) Withdraw() {
 		case <-w.done:
 		case <-late.C:
 			late.Reset(0) // nor are the others waited for
-			x.fail(fmt.Errorf("invalidate memory windows of lease %d: not done within %v", g.lease, withdrawPatience))
+			x.fail(fmt.Errorf("invalidate memory windows of lease %d: not done within %v", g.lease, patience))
 			<-w.done
 		}
 		if !w.ok {

@@ -1,12 +1,14 @@
 package rdma
 
 import (
+	"cmp"
+
 	"github.com/headrace/headrace/cgo"
 )
 
 // The transitions of a lane's queue pair, each with the attributes that it sets.
 
-// Waiting for acknowledgements: 4.096 us * 2^14 = 67 ms, eight times; soft RoCE takes seven retries for any number (its
+// Waiting for acknowledgements, where Config.AckTimeout says nothing: 4.096 us * 2^14 = 67 ms, eight times; soft RoCE takes seven retries for any number (its
 // completer in drivers/infiniband/sw/rxe), so there a lane's end is the set-up's deadline or watchStalls. A receiver that is not ready is asked again after
 // 0.64 ms, without end: its process is alive as long as its queue pair is, and slots keep that from happening at all.
 const (
@@ -46,7 +48,7 @@ func route(a *cgo.QPAttr, own *standing, peer *hello, cfg *Config) {
 // toRTS makes it ready to send too.
 func (x *lane) toRTS() error {
 	return x.qp.To(cgo.QPRTS, cgo.QPAttr{
-		Timeout: ackTimeout, RetryCount: ackRetries, RNRRetry: rnrRetries, SQPSN: x.psn,
+		Timeout: uint32(cmp.Or(x.link.t.cfg.AckTimeout, ackTimeout)), RetryCount: ackRetries, RNRRetry: rnrRetries, SQPSN: x.psn,
 		MaxReads: min(readsMax, x.rail.attr.MaxReadsIssued),
 	})
 }

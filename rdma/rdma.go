@@ -22,6 +22,7 @@ type Config struct {
 	PKey         uint16         // in place of PKeyIndex where it is not 0: a key that is looked for in the ports' tables
 	ServiceLevel int            // 0 to 15
 	TrafficClass int            // 0 to 255; DSCP is its upper six bits
+	AckTimeout   int            // 1 to 31: an acknowledgement is waited for 4.096 us * 2^n, eight times; 0: 14 (67 ms)
 	Spin         time.Duration  // how long to poll for completions before parking; 0 parks at once
 	VFs          []VFs          // virtual functions to make, to use in their physical ones' place, and to put back at the end
 	VFMTU        int            // of their network interfaces; 0 leaves it
@@ -30,7 +31,8 @@ type Config struct {
 	Op           string         // how pieces are sent: OpWrite (also ""), or OpRead, which has the other end read them
 	Logger       *slog.Logger
 
-	taken []string // PCI addresses of the virtual functions that were made
+	taken    []string      // PCI addresses of the virtual functions that were made
+	withdraw time.Duration // how long a lane may take to withdraw a lease's windows; 0: withdrawPatience. Emulated machines take longer
 }
 
 // The ranges of settings.
@@ -40,6 +42,7 @@ const (
 	pkeyIndexMax    = 65535
 	gidIndexMax     = 65535
 	spinMax         = time.Second
+	ackTimeoutMax   = 31 // five bits: timeout in ibv_modify_qp(3)
 )
 
 // Validate says which setting cannot be meant.
@@ -59,6 +62,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("traffic class %d: use 0 to %d; DSCP d is traffic class 4*d", c.TrafficClass, trafficClassMax)
 	case c.Op != "" && c.Op != OpWrite && c.Op != OpRead:
 		return fmt.Errorf("operation %q: use %s or %s", c.Op, OpWrite, OpRead)
+	case c.AckTimeout < 0 || c.AckTimeout > ackTimeoutMax:
+		return fmt.Errorf("acknowledgement timeout %d: use 1 to %d, for 4.096 us * 2^n, or 0 for %d", c.AckTimeout, ackTimeoutMax, ackTimeout)
 	case c.Spin < 0 || c.Spin > spinMax:
 		return fmt.Errorf("spinning for %v: use 0 to %v", c.Spin, spinMax)
 	case c.VFMTU != 0 && (c.VFMTU < 576 || c.VFMTU > 65535):

@@ -11,9 +11,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/headrace/headrace/router/admission"
 	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/prefix"
 )
 
 // decisionsKept is how many decisions /debug/decisions shows.
@@ -40,6 +42,7 @@ type decisionRecord struct {
 	Cached       int64            `json:"cached_tokens"`
 	Weighed      int              `json:"weighed"` // choices, of which Options shows the best
 	Options      []pairing.Option `json:"options,omitempty"`
+	Moves        []moveRecord     `json:"moves,omitempty"` // of the stream, to other workers
 	Result       string           `json:"result"`
 	Failure      string           `json:"failure,omitempty"`
 	Milliseconds float64          `json:"ms"`
@@ -48,43 +51,63 @@ type decisionRecord struct {
 // decisionRing keeps the last decisions.
 type decisionRing struct {
 	mu   sync.Mutex
-	ring [decisionsKept]*decisionRecord
+	ring [decisionsKept]decisionRecord
 	next int
 }
 
-func (r *decisionRing) add(q *request, d pairing.Decision) *decisionRecord {
-	rec := &decisionRecord{
-		Time: time.Now(), ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: q.r.cfg.Policy.Name(), Dialect: dialectOf(d), Dispatch: q.dispatches,
-		PromptTokens: q.promptTokens(), Resume: len(q.progress.Given), Reason: d.Reason, Rejected: d.Rejected, Result: "running",
+// add notes a decision, and returns its number.
+func (r *decisionRing) add(q *request, d *pairing.Decision, now time.Time) int {
+	policy, kind := q.r.cfg.Policy.Name(), "pair"
+	if d.Whole != nil {
+		kind = "whole"
+	}
+	q.r.metrics.decided.of([2]string{policy, kind}).Inc()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.next
+	r.next++
+	rec := &r.ring[n%decisionsKept]
+	*rec = decisionRecord{
+		Time: now, ID: q.id, RequestID: q.dreq.RequestID, Model: q.body.Model, Policy: policy, Dialect: dialectOf(*d), Dispatch: q.dispatches,
+		PromptTokens: q.promptTokens(), Resume: q.given(), Reason: d.Reason, Rejected: d.Rejected, Result: "running",
 		Exact: q.prompt != nil && q.prompt.exact, Cached: d.CachedTokens, Weighed: d.Weighed, Options: d.Options,
 	}
-	kind := "pair"
 	if d.Whole != nil {
-		rec.Whole, kind = d.Whole.ID, "whole"
+		rec.Whole = d.Whole.ID
 	} else {
 		rec.Prefill, rec.Decode = d.Prefill.ID, d.Decode.ID
 	}
-	q.r.metrics.decisions.WithLabelValues(rec.Policy, kind).Inc()
+	return n
+}
+
+// of is a copy of a decision, nil when so many came since that it is gone.
+func (r *decisionRing) of(n int) *decisionRecord {
 	r.mu.Lock()
-	r.ring[r.next%decisionsKept] = rec
-	r.next++
-	r.mu.Unlock()
-	return rec
+	defer r.mu.Unlock()
+	if r.next-n > decisionsKept {
+		return nil
+	}
+	rec := r.ring[n%decisionsKept]
+	return &rec
 }
 
 var resultNames = map[dialects.Result]string{
 	dialects.Finished: "finished", dialects.Refused: "refused", dialects.Failed: "failed", dialects.Cancelled: "cancelled", dialects.SinkFailed: "client write failed",
 }
 
-func (r *decisionRing) end(rec *decisionRecord, out dialects.Outcome) {
+func (r *decisionRing) end(n int, out *dialects.Outcome, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.next-n > decisionsKept {
+		return
+	}
+	rec := &r.ring[n%decisionsKept]
 	rec.Result = resultNames[out.Result]
 	rec.Failure = out.Reason
 	if out.Err != nil {
 		rec.Failure = fmt.Sprintf("%s: %s", out.Reason, out.Err)
 	}
-	rec.Milliseconds = float64(time.Since(rec.Time).Microseconds()) / 1000
+	rec.Milliseconds = float64(now.Sub(rec.Time).Microseconds()) / 1000
 }
 
 // list returns copies, the latest first; of one request when id is not empty.
@@ -93,7 +116,7 @@ func (r *decisionRing) list(id string) []decisionRecord {
 	defer r.mu.Unlock()
 	out := []decisionRecord{}
 	for i := r.next - 1; i >= 0 && i >= r.next-decisionsKept; i-- {
-		rec := r.ring[i%decisionsKept]
+		rec := &r.ring[i%decisionsKept]
 		if id == "" || rec.ID == id || rec.RequestID == id {
 			out = append(out, *rec)
 		}
@@ -114,22 +137,34 @@ type Status struct {
 	Legs     int            `json:"legs"`
 	Idle     int            `json:"worker_conns_idle"`
 	Workers  []WorkerStatus `json:"workers"`
+	// Channels are those between node daemons over which something was sent.
+	Channels []ChannelStatus `json:"channels,omitempty"`
+	// Queue is what waits for its turn, and how many answers are being made.
+	Queue admission.Counts `json:"admission"`
+	// HeldBytes is the memory of requests' bodies, but for those of 16 KiB and less.
+	HeldBytes int64 `json:"held_bytes"`
+	// Prefixes is what is known of workers' caches by the model's tokens; nil when the policy does not look at prefixes.
+	Prefixes *prefix.Status `json:"prefixes,omitempty"`
 }
 
 // WorkerStatus is a worker as this router sees it.
 type WorkerStatus struct {
-	ID            string `json:"id"`
-	Role          string `json:"role"`
-	Model         string `json:"model"`
-	Dialect       string `json:"dialect"`
-	Addr          string `json:"addr"`
-	NodeID        string `json:"node_id,omitempty"`
-	NodeData      string `json:"node_data,omitempty"`
-	PrefillTokens int64  `json:"prefill_tokens"`
-	Prefills      int64  `json:"prefills"`
-	Decodes       int64  `json:"decodes"`
-	Cooling       string `json:"cooling,omitempty"`
-	CoolingMS     int64  `json:"cooling_ms,omitempty"`
+	ID       string `json:"id"`
+	Role     string `json:"role"`
+	Model    string `json:"model"`
+	Dialect  string `json:"dialect"`
+	Addr     string `json:"addr"`
+	NodeID   string `json:"node_id,omitempty"`
+	NodeData string `json:"node_data,omitempty"`
+	// KVTokenBytes is what a token takes of its KV cache, as its node daemon knows it; 0: not known.
+	KVTokenBytes  float64 `json:"kv_token_bytes,omitempty"`
+	PrefillTokens int64   `json:"prefill_tokens"`
+	Prefills      int64   `json:"prefills"`
+	Decodes       int64   `json:"decodes"`
+	Cooling       string  `json:"cooling,omitempty"`
+	CoolingMS     int64   `json:"cooling_ms,omitempty"`
+	// SlowTimes is how long its first tokens take in relation to the median of its peers; 0: not known, or not asked for (--eject-slow).
+	SlowTimes float64 `json:"slow_times,omitempty"`
 	// Speeds are what this router has learned of it.
 	Speeds pairing.Speeds `json:"speeds"`
 	LoRAs  []string       `json:"loras,omitempty"`
@@ -144,29 +179,39 @@ func (r *Router) Status() Status {
 	r.mu.Lock()
 	s.Stopping, s.Active, s.Conns = r.stopping, r.active, len(r.conns)
 	r.mu.Unlock()
-	_, s.Queued = r.admission.counts()
+	s.Queue = r.admission.Counts()
+	s.Queued, s.HeldBytes = s.Queue.Waiting, r.bodies.held.Load()
 	s.Legs, s.Idle = r.client.Counts()
 	s.Sessions = r.sessions.count()
+	s.Prefixes = r.prompts.status()
+	s.Channels = r.fleet.ways.status()
 	v := r.fleet.view()
+	defer r.fleet.viewed(v)
 	for _, c := range v.Workers {
-		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Dialect: c.Dialect, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData,
+		w := WorkerStatus{ID: c.ID, Role: string(c.Role), Model: c.Model, Dialect: c.Dialect, Addr: c.Addr, NodeID: c.NodeID, NodeData: c.NodeData, KVTokenBytes: r.fleet.ways.tokenBytes(c.Worker),
 			PrefillTokens: c.Load.PrefillTokens, Prefills: c.Load.Prefills, Decodes: c.Load.Decodes, Engine: r.fleet.engines.Status(c.ID), Speeds: c.Speeds, LoRAs: c.LoRAs, Weight: c.Weight}
 		if left := c.CoolUntil.Sub(v.Now); left > 0 {
 			w.Cooling, w.CoolingMS = c.CoolReason, left.Milliseconds()
 		}
+		w.SlowTimes = r.fleet.slowTimes(c.ID)
 		s.Workers = append(s.Workers, w)
 	}
 	return s
 }
 
-// ServeAdmin serves /metrics, /status, /debug/decisions and /healthz on ln until Shutdown. It has no access control:
-// ln belongs on a loopback address.
+// ServeAdmin serves /metrics, /status, /debug/decisions and /healthz on ln until Shutdown. Who
+// comes from another host must show the cluster key (internal/clusterauth) unless Config.AdminOpen; it belongs on a loopback address all the same.
+// Names in Host that are not in Config.AdminHosts are refused.
 func (r *Router) ServeAdmin(ln net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(r.cfg.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, r.Status()) })
 	mux.HandleFunc("GET /debug/decisions", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, r.decisions.list("")) })
+	mux.HandleFunc("GET /debug/requests", r.listRequests)
+	mux.HandleFunc("GET /debug/requests/{id}", r.showRequest)
+	mux.HandleFunc("POST /debug/prefixes", r.explainPrefix)
+	mux.HandleFunc("GET "+PathPrefixes, r.servePrefixes)
 	mux.HandleFunc("GET /debug/decisions/{id}", func(w http.ResponseWriter, req *http.Request) {
 		list := r.decisions.list(req.PathValue("id"))
 		if len(list) == 0 {
@@ -175,7 +220,7 @@ func (r *Router) ServeAdmin(ln net.Listener) error {
 		}
 		writeJSON(w, list)
 	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	srv := &http.Server{Handler: r.guarded(mux), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	r.mu.Lock()
 	if r.stopping {
 		r.mu.Unlock()

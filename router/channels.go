@@ -3,14 +3,15 @@ package router
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/internal/adminpage"
 	"github.com/headrace/headrace/router/pairing"
 )
 
@@ -29,7 +30,6 @@ const (
 	askRateMax   = 50 // daemons a second: larger fleets are asked less often
 	askAtOnce    = 8
 	askTimeout   = time.Second
-	askBytesMax  = 8 << 20
 	figuresLast  = 15 * time.Second // a daemon that does not answer is judged by what it said before for so long
 	packetsLeast = 64               // sent between two answers, for a share of them to mean anything
 	againSmooth  = 0.3              // of the newest share
@@ -55,11 +55,17 @@ type nodeFigures struct {
 type channelFigures struct {
 	pairing.Channel
 	sent, again uint64 // packets, when asked last
+	bytes       uint64 // sent, of payload
+}
+
+// newAsker is a client for the admin pages of daemons: one connection each, which is kept for the next question.
+func newAsker() *http.Client {
+	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}}
 }
 
 // newChannels starts asking, if the source knows whom.
 func newChannels(source Source) *channels {
-	c := &channels{now: time.Now, done: make(chan struct{}), client: &http.Client{Timeout: askTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}}}
+	c := &channels{now: time.Now, done: make(chan struct{}), client: newAsker()}
 	c.nodes.Store(&map[string]*nodeFigures{})
 	ctx, stop := context.WithCancel(context.Background())
 	c.stop = stop
@@ -139,6 +145,7 @@ type nodeStatus struct {
 		LanesUp  int     `json:"lanes_up"`
 		SpeedBps float64 `json:"speed_bytes_per_s"`
 		Backlog  float64 `json:"backlog_bytes"`
+		Bytes    uint64  `json:"bytes_sent"`
 		RTT      float64 `json:"rtt_us"`
 		Wire     struct {
 			Sent  uint64  `json:"sent_packets"`
@@ -149,20 +156,8 @@ type nodeStatus struct {
 }
 
 func (c *channels) askOne(ctx context.Context, admin string, before *nodeFigures) (*nodeFigures, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/status", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
 	var s nodeStatus
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask %s: %s", admin, resp.Status)
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, askBytesMax)).Decode(&s); err != nil {
+	if err := adminpage.Get(ctx, c.client, admin, "/status", &s); err != nil {
 		return nil, fmt.Errorf("ask %s: %w", admin, err)
 	}
 	return s.figures(c.now(), before), nil
@@ -189,6 +184,7 @@ func (s *nodeStatus) figures(now time.Time, before *nodeFigures) *nodeFigures {
 		// Two daemons may have dialled each other: either channel may carry the next lease.
 		x.SpeedBps = max(x.SpeedBps, c.SpeedBps)
 		x.BacklogBytes += c.Backlog
+		x.bytes += c.Bytes
 		x.sent += c.Wire.Sent
 		x.again += c.Wire.Again
 		rtt := c.Wire.RTT // the kernel's is of the lanes; a ping waits behind other frames
@@ -246,8 +242,53 @@ func (c *channels) between(p, d *pairing.Worker) (pairing.Channel, bool) {
 		return pairing.Channel{}, false
 	}
 	out := x.Channel
-	if p.BlockTokens > 0 {
-		out.TokenBytes = n.tokens[p.ID] / float64(p.BlockTokens)
-	}
+	out.TokenBytes = n.tokenBytes(p)
 	return out, true
+}
+
+// tokenBytes is what a token takes in a worker's KV cache; 0: not known.
+func (n *nodeFigures) tokenBytes(w *pairing.Worker) float64 {
+	if w.BlockTokens == 0 {
+		return 0
+	}
+	return n.tokens[w.ID] / float64(w.BlockTokens)
+}
+
+func (c *channels) tokenBytes(w *pairing.Worker) float64 {
+	if n := (*c.nodes.Load())[w.NodeID]; n != nil {
+		return n.tokenBytes(w)
+	}
+	return 0
+}
+
+// ChannelStatus is a channel of one node daemon to another, or to itself, as the sending end told of it.
+type ChannelStatus struct {
+	From         string  `json:"from"`
+	To           string  `json:"to"`
+	SpeedBps     float64 `json:"speed_bytes_per_s"` // of sending while there was something to send; 0: not measured yet
+	SentBytes    uint64  `json:"sent_bytes"`        // of payload, since it was opened
+	BacklogBytes float64 `json:"backlog_bytes"`
+	RTTMicros    float64 `json:"rtt_us"`
+	AgainShare   float64 `json:"again_share"` // of packets, that were sent again lately
+}
+
+// status lists the channels over which something was sent, of daemons that answered lately.
+func (c *channels) status() []ChannelStatus {
+	nodes := *c.nodes.Load()
+	var list []ChannelStatus
+	for _, from := range slices.Sorted(maps.Keys(nodes)) {
+		n := nodes[from]
+		if c.now().Sub(n.at) > figuresLast {
+			continue
+		}
+		for _, to := range slices.Sorted(maps.Keys(n.channels)) {
+			x := n.channels[to]
+			if x.bytes == 0 {
+				continue // there are as many as pairs of daemons
+			}
+			list = append(list, ChannelStatus{From: from, To: to, SpeedBps: x.SpeedBps, SentBytes: x.bytes, BacklogBytes: x.BacklogBytes,
+				RTTMicros: float64(x.RTT) / float64(time.Microsecond), AgainShare: x.AgainShare})
+		}
+	}
+	return list
 }

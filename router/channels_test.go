@@ -35,8 +35,8 @@ func TestChannelsAreAskedFor(t *testing.T) {
 			return
 		}
 		fmt.Fprintf(w, `{"engines":[{"engine_id":"p","regions":[{"bytes":64000,"blocks":10}]},{"engine_id":"p/1","member_of":"p","regions":[{"bytes":64000,"blocks":10}]}],
-			"channels":[{"peer_node":"far","lanes_up":2,"speed_bytes_per_s":1e9,"backlog_bytes":5000,"rtt_us":300,"wire":{"sent_packets":%d,"retransmitted_packets":%d,"rtt_us":150}},
-			{"peer_node":"gone","lanes_up":0,"speed_bytes_per_s":1}]}`, sent.Load(), again.Load())
+			"channels":[{"peer_node":"far","lanes_up":2,"speed_bytes_per_s":1e9,"bytes_sent":7000,"backlog_bytes":5000,"rtt_us":300,"wire":{"sent_packets":%d,"retransmitted_packets":%d,"rtt_us":150}},
+			{"peer_node":"idle","lanes_up":1,"speed_bytes_per_s":1},{"peer_node":"gone","lanes_up":0,"speed_bytes_per_s":1,"bytes_sent":1}]}`, sent.Load(), again.Load())
 	}))
 	defer srv.Close()
 	now := time.Unix(1_790_000_000, 0)
@@ -58,6 +58,12 @@ func TestChannelsAreAskedFor(t *testing.T) {
 	if x := ask(); x.SpeedBps != 1e9 || x.BacklogBytes != 5000 || x.RTT != 150*time.Microsecond || x.TokenBytes != 800 || x.AgainShare != 0 {
 		t.Errorf("%+v", x)
 	}
+	if got := fmt.Sprintf("%+v", c.status()); got != "[{From:near To:far SpeedBps:1e+09 SentBytes:7000 BacklogBytes:5000 RTTMicros:150 AgainShare:0}]" {
+		t.Errorf("shown are %s", got)
+	}
+	if b := c.tokenBytes(p); b != 800 {
+		t.Errorf("a token is said to take %v bytes", b)
+	}
 	for range 20 {
 		sent.Add(1000)
 		again.Add(100)
@@ -73,6 +79,9 @@ func TestChannelsAreAskedFor(t *testing.T) {
 	now = now.Add(figuresLast + time.Second)
 	if x, ok := c.between(p, d); ok {
 		t.Errorf("%+v: it is too old", x)
+	}
+	if got := c.status(); len(got) != 0 {
+		t.Errorf("%+v are shown, of a daemon that answers no more", got)
 	}
 	if _, ok := c.between(p, &pairing.Worker{NodeID: "gone"}); ok {
 		t.Error("a channel without lanes was counted with")

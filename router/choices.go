@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/body"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 )
@@ -58,6 +59,10 @@ func (q *request) dispatchChoices(ctx context.Context) error {
 	for _, c := range rest {
 		c.enter(stateDone)
 		q.tokens += len(c.progress.Given)
+		q.times.add(&c.times)
+		if c.usage.known {
+			q.usage.Completion += c.usage.Completion
+		}
 		q.dispatches += c.dispatches
 	}
 	if err != nil {
@@ -79,15 +84,23 @@ func (q *request) serveChoice(ctx context.Context) (err error) {
 
 // sibling is the request for another answer.
 func (q *request) sibling(i int, out sink, d pairing.Decision) *request {
-	c := &request{r: q.r, id: q.id, endpoint: q.endpoint, label: q.label, body: q.body, start: q.start, deadline: q.deadline, dreq: q.dreq, out: out, decision: d,
-		waited: q.waited, firstText: true, session: q.session, prompt: q.prompt}
-	c.dreq.Choice = i
+	c := q.another(q.body, out)
+	c.decision, c.firstText, c.dreq.Choice = d, true, i
 	for _, w := range []*pairing.Worker{d.Prefill, d.Decode, d.Whole} {
 		if w != nil {
 			c.warm = append(c.warm, w.ID)
 		}
 	}
 	q.r.metrics.phases[c.state].Inc()
+	return c
+}
+
+// another is a request of the same client for the same prompt, beside this one. What it comes to is its own.
+func (q *request) another(b *body.Body, out sink) *request {
+	c := &request{r: q.r, id: q.id, endpoint: q.endpoint, label: q.label, body: b, start: q.start, deadline: q.deadline, rank: q.rank, key: q.key, dreq: q.dreq, out: out,
+		waited: q.waited, session: q.session, prompt: q.prompt, trace: q.trace}
+	c.dreq.Body = b
+	c.refuser, c.unpaired = c.refuse, c.apart
 	return c
 }
 

@@ -1,13 +1,10 @@
 package router
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/headrace/headrace/router/routertest"
@@ -85,7 +82,9 @@ func choices(q ask, n int) ask {
 }
 
 // patient is for many legs at once on a slow machine.
-func patient(c *Config) { c.Upstream.SilenceTimeout, c.RecoveryTimeout = 5*time.Second, 2*patience }
+func patient(c *Config) {
+	c.Upstream.SilenceTimeout, c.ProbeTimeout, c.RecoveryTimeout = 5*time.Second, 5*time.Second, 2*patience
+}
 
 func TestChoices(t *testing.T) {
 	for _, ids := range [][]string{{"p1", "d1"}, {"p1", "p2", "d1", "d2"}, {"d1"}} {
@@ -183,51 +182,6 @@ func TestChoiceRefused(t *testing.T) {
 	if a := h.do(choices(ask{n: 50, stream: true}, 4)); a.failure == "" || a.dones != 0 {
 		t.Errorf("got %s", a.raw)
 	}
-}
-
-func TestAdmissionOfSeveral(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(4, 8)
-		ctx, cancel := context.WithCancelCause(context.Background())
-		order := make(chan string, 8)
-		enter := func(ctx context.Context, name string, n int) {
-			go func() {
-				if err := a.enter(ctx, n); err != nil {
-					name = "no " + name
-				}
-				order <- name
-			}()
-			synctest.Wait()
-		}
-		next := func(want ...string) {
-			t.Helper()
-			synctest.Wait()
-			for _, w := range want {
-				if got := <-order; got != w {
-					t.Errorf("%q came, want %q", got, w)
-				}
-			}
-			if len(order) > 0 {
-				t.Errorf("%q came too", <-order)
-			}
-		}
-		enter(ctx, "3", 3)
-		next("3")
-		enter(ctx, "2", 2)
-		enter(t.Context(), "1", 1) // fits, and waits for its turn
-		next()
-		cancel(errors.New("gone"))
-		next("no 2", "1")
-		enter(t.Context(), "all", 128) // all there are
-		a.leave(3)
-		next()
-		a.leave(1)
-		next("all")
-		a.leave(128)
-		if running, waiting := a.counts(); running != 0 || waiting != 0 {
-			t.Errorf("%d run, %d wait", running, waiting)
-		}
-	})
 }
 
 // TestChoicesHangUp: a client that leaves ends all choices, and nothing of them is left.

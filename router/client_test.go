@@ -7,8 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -137,8 +135,8 @@ func TestHangUp(t *testing.T) {
 				}
 				c.Close()
 				h.quiet()
-				if n := value(h.r.metrics.cancels.WithLabelValues(tt.phase, "client_gone")); n != 1 {
-					t.Errorf("counted %v cancels in %s", n, tt.phase)
+				if m := h.r.metrics.cancels.WithLabelValues(tt.phase, "client_gone"); !h.counted(m, 1) {
+					t.Errorf("counted %v cancels in %s", value(m), tt.phase)
 				}
 			})
 		})
@@ -168,8 +166,8 @@ func TestHangUpQueued(t *testing.T) {
 	}
 	second.Close()
 	h.until("the second to be gone", func() bool { return h.r.Status().Queued == 0 })
-	if n := value(h.r.metrics.cancels.WithLabelValues("queued", "client_gone")); n != 1 {
-		t.Errorf("counted %v", n)
+	if m := h.r.metrics.cancels.WithLabelValues("queued", "client_gone"); !h.counted(m, 1) {
+		t.Errorf("counted %v", value(m))
 	}
 	if ws[0].Calls() != 1 {
 		t.Error("a queued request was dispatched")
@@ -199,7 +197,7 @@ func TestSlowReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = io.WriteString(c, post(ask{n: 60000, stream: true}.body()))
-	h.until("the router to give up", func() bool {
+	h.within(6*patience, "the router to give up", func() bool { // the kernel takes megabytes first, an event at a time
 		return value(h.r.metrics.cancels.WithLabelValues("decoding", "client_slow")) == 1
 	})
 	h.quiet()
@@ -253,7 +251,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestBigBody(t *testing.T) {
-	h := start(t, func(c *Config) { c.Upstream.SilenceTimeout = patience }, pair("p1", "d1")...) // the fake is slow at reading
+	h := start(t, func(c *Config) { c.Upstream.SilenceTimeout = 4 * patience }, pair("p1", "d1")...) // the fake is slow at reading
 	both(t, func(t *testing.T, stream bool) {
 		q := ask{n: 3, stream: stream, prompt: strings.Repeat("много ", 1<<20)}
 		h.do(q).wantWhole(t, q)
@@ -349,7 +347,7 @@ func TestNobodyListens(t *testing.T) {
 	if a := h.do(ask{n: 4, stream: true}); a.status != 503 {
 		t.Errorf("got %+v", a)
 	}
-	if took := time.Since(began); took > 4*time.Second {
+	if took := time.Since(began); took > patience { // the workers are waited for, for RecoveryTimeout
 		t.Errorf("the error took %s", took)
 	}
 }
@@ -365,7 +363,7 @@ func TestDeadline(t *testing.T) {
 			return routertest.Go
 		}
 	}
-	h := start(t, func(c *Config) { c.RequestTimeout = 150 * time.Millisecond }, ws...)
+	h := start(t, func(c *Config) { c.RequestTimeout = time.Second }, ws...)
 	both(t, func(t *testing.T, stream bool) {
 		if a := h.do(ask{n: 9, stream: stream}); a.status != 504 || a.code != "timeout" {
 			t.Errorf("got %+v", a)
@@ -437,28 +435,6 @@ func TestShutdownCutsOff(t *testing.T) {
 	}
 	if a := <-got; a.failure == "" || a.dones != 0 {
 		t.Errorf("got %+v", a)
-	}
-}
-
-func TestAPIKeysFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "keys")
-	if err := os.WriteFile(path, []byte("# ours\n\n k1 \nk2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	keys, err := loadKeys([]string{"k0"}, path)
-	if err != nil || fmt.Sprint(keys) != "[k0 k1 k2]" {
-		t.Errorf("loadKeys = %v, %v", keys, err)
-	}
-	if err := os.WriteFile(path, []byte("# none\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range []string{path, path + "x"} {
-		if _, err := loadKeys(nil, p); err == nil {
-			t.Errorf("loadKeys(%s) has no error", p)
-		}
-	}
-	if _, err := loadKeys([]string{""}, ""); err == nil {
-		t.Error("an empty key is taken")
 	}
 }
 

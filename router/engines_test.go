@@ -271,14 +271,52 @@ func engineFault(es []*routertest.Engine, who, stage string, n int, action route
 	return once
 }
 
-// TestEngineFaults: before the client has content another attempt makes it good, behind that it is told.
+// engineCase is a fault of one engine, and why the attempt fails that it hits.
+type engineCase struct {
+	who, stage string
+	n          int
+	action     routertest.Action
+	reason     string
+}
+
+// run has other engines make the fault good, for a stream and a whole answer; then is called behind the answers. Stalls are found by
+// the time that passes: it passes for all of them at once.
+func (c *engineCase) run(t *testing.T, dialect string, lease time.Duration, then func(t *testing.T, h *harness)) {
+	stalls := c.action == routertest.Stall
+	t.Run(fmt.Sprintf("%s-%s-%d-%d", c.who, c.stage, c.n, c.action), func(t *testing.T) {
+		if stalls {
+			t.Parallel()
+		}
+		both(t, func(t *testing.T, stream bool) {
+			if stalls {
+				t.Parallel()
+			}
+			if stream && c.stage == routertest.StageLoad && c.action == routertest.Fail {
+				t.Skip("the header went with status 200 before")
+			}
+			es := engines(dialect, "p1", "p2", "d1", "d2")
+			for _, e := range es {
+				e.Lease = lease
+			}
+			once := engineFault(es, c.who, c.stage, c.n, c.action)
+			h := startMixed(t, func(cfg *Config) { unless(stalls)(cfg); cfg.NixlLease = lease }, nil, es)
+			q := ask{n: 6, stream: stream, usage: stream}
+			h.do(q).wantWhole(t, q)
+			if !once.Within(patience) {
+				t.Error("the fault did not happen")
+			}
+			if m := h.r.metrics.upstream.WithLabelValues(c.reason); !h.counted(m, 1) {
+				t.Errorf("%v attempts failed by %s in %+v", value(m), c.reason, h.r.decisions.list(""))
+			}
+			then(t, h)
+		})
+	})
+}
+
+// TestEngineFaults: another attempt makes it good, whatever the client has by then.
 func TestEngineFaults(t *testing.T) {
-	for _, tt := range []struct {
-		who, stage string
-		n          int
-		action     routertest.Action
-		reason     string // of the failed attempt
-	}{
+	leakCheck(t)
+	for _, c := range []engineCase{
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Busy, reason: "prefill_busy"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_rejected"},
@@ -297,39 +335,14 @@ func TestEngineFaults(t *testing.T) {
 		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Die, reason: "decode_lost"},
 		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Stall, reason: "decode_silent"},
 	} {
-		t.Run(fmt.Sprintf("%s-%s-%d-%d", tt.who, tt.stage, tt.n, tt.action), func(t *testing.T) {
-			both(t, func(t *testing.T, stream bool) {
-				es := engines("vllm", "p1", "p2", "d1", "d2")
-				once := engineFault(es, tt.who, tt.stage, tt.n, tt.action)
-				h := startEngines(t, nil, es...)
-				q := ask{n: 6, stream: stream, usage: stream}
-				a := h.do(q)
-				if stream && tt.n > 0 {
-					if want := routertest.Text("hello there", 7, 6); a.status != 200 || a.failure == "" || a.dones != 0 || a.text == "" || !strings.HasPrefix(want, a.text) {
-						t.Errorf("got %+v", a)
-					}
-				} else {
-					a.wantWhole(t, q)
-				}
-				if !once.Within(patience) {
-					t.Error("the fault did not happen")
-				}
-				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {
-					t.Errorf("%v attempts failed by %s in %+v", n, tt.reason, h.r.decisions.list(""))
-				}
-			})
-		})
+		c.run(t, "vllm", 0, func(*testing.T, *harness) {})
 	}
 }
 
 // TestNixlFaults: the same for vLLM's own connector.
 func TestNixlFaults(t *testing.T) {
-	for _, tt := range []struct {
-		who, stage string
-		n          int
-		action     routertest.Action
-		reason     string
-	}{
+	leakCheck(t)
+	for _, c := range []engineCase{
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Die, reason: "prefill_lost"},
 		{who: "prefill", stage: routertest.StageRequest, action: routertest.Bad, reason: "prefill_rejected"},
 		{who: "prefill", stage: routertest.StagePrefill, action: routertest.Stall, reason: "prefill_silent"},
@@ -341,36 +354,17 @@ func TestNixlFaults(t *testing.T) {
 		{who: "decode", stage: routertest.StageLoaded, action: routertest.Die, reason: "decode_lost"},
 		{who: "decode", stage: routertest.StageToken, n: 3, action: routertest.Die, reason: "decode_lost"},
 	} {
-		t.Run(fmt.Sprintf("%s-%s-%d-%d", tt.who, tt.stage, tt.n, tt.action), func(t *testing.T) {
-			both(t, func(t *testing.T, stream bool) {
-				if stream && tt.action == routertest.Fail {
-					t.Skip("the header went with status 200 before")
-				}
-				es := engines("vllm-nixl", "p1", "p2", "d1", "d2")
-				for _, e := range es {
-					e.Lease = 500 * time.Millisecond
-				}
-				once := engineFault(es, tt.who, tt.stage, tt.n, tt.action)
-				h := startEngines(t, func(c *Config) { c.NixlLease = 500 * time.Millisecond }, es...)
-				q := ask{n: 6, stream: stream, usage: stream}
-				a := h.do(q)
-				if stream && tt.n > 0 {
-					if want := routertest.Text("hello there", 7, 6); a.failure == "" || a.dones != 0 || a.text == "" || !strings.HasPrefix(want, a.text) {
-						t.Errorf("got %+v", a)
-					}
-				} else {
-					a.wantWhole(t, q)
-				}
-				if !once.Within(patience) {
-					t.Error("the fault did not happen")
-				}
-				if n := value(h.r.metrics.upstream.WithLabelValues(tt.reason)); n != 1 {
-					t.Errorf("%v attempts failed by %s in %+v", n, tt.reason, h.r.decisions.list(""))
-				}
-				if last := h.r.decisions.list("")[0]; tt.reason == "decode_lease" && last.Whole == "" {
-					t.Errorf("shared again: %+v", last)
-				}
-			})
+		lease := 2 * patience
+		if c.action == routertest.Wait {
+			lease = 500 * time.Millisecond // it is to end
+		}
+		c.run(t, "vllm-nixl", lease, func(t *testing.T, h *harness) {
+			if last := h.r.decisions.list("")[0]; c.reason == "decode_lease" && last.Whole == "" {
+				t.Errorf("shared again: %+v", last)
+			}
+			if c.reason == "decode_busy" { // prefill keeps for decode what nobody asks for
+				h.cluster.EndLeases()
+			}
 		})
 	}
 }
@@ -535,13 +529,13 @@ func TestEngineRefuses(t *testing.T) {
 			return "text/event-stream", `data: {"error": {"message": "no grammar", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\ndata: [DONE]\n\n"
 		}
 	}
-	h := startEngines(t, nil, es...)
+	h := startEngines(t, func(c *Config) { c.RecoveryTimeout = 2 * patience }, es...)
 	both(t, func(t *testing.T, stream bool) {
 		before := time.Now()
 		if a := h.do(ask{stream: stream}); a.status != 400 || a.failure != "bad, says d1" {
 			t.Errorf("got %+v", a)
 		}
-		if took := time.Since(before); took > 900*time.Millisecond {
+		if took := time.Since(before); took > patience {
 			t.Errorf("took %s", took)
 		}
 	})

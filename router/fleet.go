@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headrace/headrace/router/breaker"
 	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
@@ -12,8 +13,6 @@ import (
 )
 
 const (
-	coolFirst = time.Second // after the first failure in a row, doubled by each further one
-	coolMax   = 30 * time.Second
 	// rememberModel is how long a model whose last worker is gone is answered with "not now" rather than "not known".
 	rememberModel  = 10 * time.Minute
 	rememberedMax  = 1024
@@ -29,17 +28,20 @@ type member struct {
 
 // health outlives changes of the registration, but not the worker's process.
 type health struct {
-	mu         sync.Mutex // guards what follows
-	learned    pairing.Estimator
-	failures   int // hard ones in a row
-	coolUntil  time.Time
-	coolReason string
+	breaker *breaker.Breaker
+	pace    *breaker.Pace // nil where nobody is told from others by it
+
+	mu      sync.Mutex // guards what follows
+	learned pairing.Estimator
+	speeds  pairing.Speeds // by what was learned, unless unread
+	unread  bool
 }
 
 // charges count the work given to a worker. They outlive its registration.
 type charges struct {
 	prefillTokens, prefills, decodes, heldTokens atomic.Int64
-	headSince                                    atomic.Int64 // nanoseconds since 1970: see pairing.Load.HeadFor
+	headSince                                    atomic.Int64  // nanoseconds since 1970: see pairing.Load.HeadFor
+	given                                        atomic.Uint64 // how often something was added
 }
 
 func (c *charges) load(now time.Time) pairing.Load {
@@ -49,14 +51,17 @@ func (c *charges) load(now time.Time) pairing.Load {
 
 // fleet follows the source of workers and keeps their loads and health.
 type fleet struct {
-	source Source
-	client *upstream.Client
-	now    func() time.Time
-	speaks func(dialect string) bool
-	taken  func(order []*member) // is told each change; nil for nobody
+	source   Source
+	breaking Breaking // has been checked
+	client   *upstream.Client
+	now      func() time.Time
+	speaks   func(dialect string) bool
+	taken    func(order []*member) // is told each change; nil for nobody
 
 	members atomic.Pointer[map[string]*member]
 	order   atomic.Pointer[[]*member]
+
+	booking sync.Mutex // held while an attempt is charged
 
 	mu     sync.Mutex           // guards what follows
 	models map[string]time.Time // last seen
@@ -64,13 +69,18 @@ type fleet struct {
 	ways    *channels
 	engines *collect.Collector
 	bars    *bars
+	slow    *breaker.Slow                 // nil: the time that workers take is no reason to leave them alone
+	views   sync.Pool                     // of *pairing.View
 	changed atomic.Pointer[chan struct{}] // closed when a change was taken in
 	stop    chan struct{}
 	done    chan struct{}
 }
 
-func newFleet(source Source, client *upstream.Client, speaks func(dialect string) bool, collecting collect.Config, taken func(order []*member)) *fleet {
-	f := &fleet{source: source, taken: taken, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+func newFleet(source Source, breaking Breaking, client *upstream.Client, speaks func(dialect string) bool, collecting collect.Config, taken func(order []*member)) *fleet {
+	f := &fleet{source: source, breaking: breaking, taken: taken, client: client, now: time.Now, speaks: speaks, ways: newChannels(source), bars: newBars(), models: map[string]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
+	if breaking.SlowFactor > 0 {
+		f.slow = breaker.NewSlow(breaking.SlowFactor)
+	}
 	f.members.Store(&map[string]*member{})
 	collecting.Own = f.own
 	f.engines = collect.New(collecting)
@@ -118,7 +128,7 @@ func (f *fleet) take(workers []pairing.Worker) {
 		if !f.speaks(w.Dialect) {
 			continue // nothing here speaks with it
 		}
-		m := &member{w: w, charges: &charges{}, health: &health{}}
+		m := &member{w: w, charges: &charges{}, health: newHealth(&f.breaking)}
 		if o := old[w.ID]; o != nil {
 			m.charges = o.charges
 			if sameProcess(o.w, w) {
@@ -138,6 +148,9 @@ func (f *fleet) take(workers []pairing.Worker) {
 		}
 	}
 	f.mu.Unlock()
+	if f.slow != nil {
+		f.slow.Follow(sorts(order))
+	}
 	f.members.Store(&members)
 	f.order.Store(&order)
 	if f.taken != nil {
@@ -180,19 +193,6 @@ func sameProcess(a, b *pairing.Worker) bool {
 	return a.Addr == b.Addr && a.Incarnation == b.Incarnation
 }
 
-// same returns the ids of those workers that are still the processes they were. One that came back under its old id
-// is another, of which nothing is known.
-func (f *fleet) same(workers []*pairing.Worker) []string {
-	var ids []string
-	members := *f.members.Load()
-	for _, w := range workers {
-		if m := members[w.ID]; m == nil || sameProcess(m.w, w) {
-			ids = append(ids, w.ID)
-		}
-	}
-	return ids
-}
-
 // barred tells whether two of the fleet could not work together lately.
 func (f *fleet) barred(p, d string) bool {
 	members := *f.members.Load()
@@ -200,19 +200,46 @@ func (f *fleet) barred(p, d string) bool {
 	return pm != nil && dm != nil && f.bars.has(pm.w, dm.w, f.now())
 }
 
-// view is the snapshot for a decision.
-func (f *fleet) view() *pairing.View {
+// view is the snapshot for a decision, good until viewed is called with it.
+func (f *fleet) view() *pairing.View { return f.viewAt(f.now()) }
+
+// viewAt is view at that time.
+func (f *fleet) viewAt(now time.Time) *pairing.View {
 	order := *f.order.Load()
-	v := &pairing.View{Now: f.now(), Workers: make([]pairing.Candidate, len(order)), PairBarred: f.barred, Channel: f.ways.between}
-	for i, m := range order {
-		c := &v.Workers[i]
-		c.Worker, c.Load, c.Engine = m.w, m.charges.load(v.Now), f.engine(m.w.ID)
-		m.health.mu.Lock()
-		c.Speeds = m.health.learned.Speeds()
-		c.CoolUntil, c.CoolReason = m.health.coolUntil, m.health.coolReason
-		m.health.mu.Unlock()
+	v, _ := f.views.Get().(*pairing.View)
+	if v == nil {
+		v = &pairing.View{PairBarred: f.barred, Channel: f.ways.between}
+	}
+	v.Now = now
+	if v.Workers = v.Workers[:0]; cap(v.Workers) < len(order) {
+		v.Workers = make([]pairing.Candidate, 0, len(order))
+	}
+	var out []*pairing.Candidate
+	for _, m := range order {
+		c := pairing.Candidate{Worker: m.w, Given: m.charges.given.Load(), Engine: f.engine(m.w.ID)}
+		c.Load = m.charges.load(v.Now) // behind Given, for what comes between
+		h := m.health
+		h.mu.Lock()
+		if h.unread {
+			h.speeds, h.unread = h.learned.Speeds(), false
+		}
+		c.Speeds = h.speeds
+		h.mu.Unlock()
+		erring := f.shut(&c, h.breaker.State(v.Now), v.Now)
+		if v.Workers = append(v.Workers, c); erring {
+			out = append(out, &v.Workers[len(v.Workers)-1])
+		}
+	}
+	if len(out) > 0 {
+		f.spare(v, out)
 	}
 	return v
+}
+
+// viewed takes a snapshot back that nobody looks at any more.
+func (f *fleet) viewed(v *pairing.View) {
+	clear(v.Workers)
+	f.views.Put(v)
 }
 
 // hasModel tells whether a worker has the model; lately, whether one had it not long ago.
@@ -236,39 +263,4 @@ func (f *fleet) hasForeign(model string) bool {
 		}
 	}
 	return false
-}
-
-// failed makes a worker cool down.
-func (f *fleet) failed(id, reason string) {
-	m := (*f.members.Load())[id]
-	if m == nil {
-		return
-	}
-	h := m.health
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := f.now()
-	if h.coolUntil.After(now) {
-		return // one fault takes many requests down: it counts once
-	}
-	h.coolUntil = now.Add(min(coolFirst<<min(h.failures, 10), coolMax))
-	h.coolReason = reason
-	h.failures++
-}
-
-// served forgives a worker that has just served a request.
-func (f *fleet) served(w *pairing.Worker) {
-	if w == nil {
-		return
-	}
-	m := (*f.members.Load())[w.ID]
-	if m == nil {
-		return
-	}
-	h := m.health
-	h.mu.Lock()
-	if h.failures > 0 {
-		h.failures, h.coolUntil, h.coolReason = 0, time.Time{}, ""
-	}
-	h.mu.Unlock()
 }

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -22,12 +21,20 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/valyala/fasthttp"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/routertest"
 	"github.com/headrace/headrace/router/upstream"
 )
 
 func TestMain(m *testing.M) {
+	if group := os.Getenv(fakesEnv); group != "" { // a process of TestKilled's
+		if err := serveFakes(group); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	// fasthttp's clock is a goroutine that never ends: it begins with the first response.
 	var resp fasthttp.Response
 	_, _ = resp.WriteTo(io.Discard)
@@ -90,15 +97,8 @@ type harness struct {
 
 // leakCheck fails the test if goroutines are left behind it. It is to be called first, by no parallel test.
 func leakCheck(t *testing.T) {
-	before := runtime.NumGoroutine()
-	t.Cleanup(func() {
-		for end := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				buf := make([]byte, 1<<20)
-				t.Fatalf("goroutines are left:\n%s", buf[:runtime.Stack(buf, true)])
-			}
-		}
-	})
+	t.Helper()
+	leaktest.Check(t)
 }
 
 // start runs a router over workers, and checks in the end that nothing is left: no goroutine, no block, no load.
@@ -106,6 +106,16 @@ func start(t *testing.T, change func(*Config), workers ...*routertest.Worker) *h
 	t.Helper()
 	leakCheck(t)
 	return startParallel(t, change, workers...)
+}
+
+// unless gives nobody up who is only slow, on a machine that does other things, unless a worker of the test is to stall.
+func unless(stalls bool) func(*Config) {
+	return func(c *Config) {
+		c.Upstream.SilenceTimeout, c.ProbeTimeout, c.RecoveryTimeout = time.Second, 300*time.Millisecond, 2*patience
+		if !stalls {
+			c.Upstream.SilenceTimeout, c.ProbeTimeout = patience, patience
+		}
+	}
 }
 
 // startParallel is start without the check for goroutines.
@@ -125,7 +135,8 @@ func startMixed(t *testing.T, change func(*Config), workers []*routertest.Worker
 		h.startEngine(e)
 	}
 	h.source.setAll(workers, engines)
-	cfg := Config{Source: h.source, ClusterKey: routertest.Key, Recaller: h.cluster, ProbeTimeout: 300 * time.Millisecond, Upstream: upstream.Config{SilenceTimeout: 300 * time.Millisecond}, RecoveryTimeout: 3 * time.Second}
+	// A worker that is dead refuses to be asked for its health: who is slow has time to answer.
+	cfg := Config{Source: h.source, ClusterKey: routertest.Key, Recaller: h.cluster, ProbeTimeout: patience, Upstream: upstream.Config{SilenceTimeout: time.Second, DialTimeout: patience}, RecoveryTimeout: 5 * time.Second}
 	if testing.Verbose() {
 		cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
@@ -238,10 +249,27 @@ func value(m prometheus.Metric) float64 {
 	return d.GetGauge().GetValue() + d.GetCounter().GetValue()
 }
 
+// counted waits until a counter has come to want, which may be behind the answer's last byte, and says whether it did.
+func (h *harness) counted(m prometheus.Metric, want float64) bool {
+	h.t.Helper()
+	for end := time.Now().Add(patience); value(m) != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return value(m) == want
+}
+
 // until polls: what it waits for happens in goroutines of real sockets.
 func (h *harness) until(what string, ok func() bool) {
 	h.t.Helper()
-	for end := time.Now().Add(patience); !ok(); {
+	h.within(patience, what, ok)
+}
+
+// within is for what takes long without anybody waiting.
+func (h *harness) within(d time.Duration, what string, ok func() bool) {
+	h.t.Helper()
+	for end := time.Now().Add(d); !ok(); {
 		if time.Now().After(end) {
 			h.t.Errorf("waited in vain for %s", what)
 			return

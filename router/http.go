@@ -1,10 +1,9 @@
 package router
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -12,57 +11,54 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/headrace/headrace/internal/openai"
-	"github.com/headrace/headrace/router/body"
 	"github.com/headrace/headrace/router/dialects"
 )
 
 const requestIDMax = 128
 
-// handle is fasthttp's handler of the public listener.
-func (r *Router) handle(ctx *fasthttp.RequestCtx) {
-	start := time.Now()
-	defer func() {
-		if p := recover(); p != nil { // fasthttp does not
-			r.log.Error("panic in a handler", "panic", p, "stack", stack())
-			ctx.Response.Reset()
-			ctx.Response.SetConnectionClose()
-			setError(&ctx.Response, openai.Internal("The router broke on this request."), nil)
-		}
-	}()
-	endpoint, generates := openai.EndpointOf(string(ctx.Path()))
-	foreign := foreignPaths[string(ctx.Path())]
+// handle serves a request of the public listener.
+func (r *Router) handle(s *serving) {
+	start := s.conn.clock()
+	s.conn.lately = time.Time{}
+	ctx, path := &s.ctx, s.path
+	endpoint, generates := openai.EndpointOf(path)
+	foreign := foreignPaths[path]
 	label := "other"
 	var e *openai.Error
-	switch path := string(ctx.Path()); {
-	case (foreign != "" || strings.HasPrefix(path, "/v1/")) && !r.keys.admits(ctx.Request.Header.Peek("Authorization")):
+	key, admitted := "", true
+	if needsKey(path, foreign) {
+		key, admitted = r.keys.ring.Load().admits(s.Peek("Authorization"))
+	}
+	switch {
+	case !admitted:
 		e = openai.InvalidAPIKey()
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 	case generates, foreign != "":
 		if label = foreign; generates {
 			label = endpoint.String()
 		}
-		if e = allow(ctx, http.MethodPost); e == nil {
-			if e = r.generate(ctx, endpoint, foreign, start); e == nil {
+		if e = s.allow(path, http.MethodPost); e == nil {
+			if e = r.generate(s, path, endpoint, foreign, key, start); e == nil {
 				return // has its own books
 			}
 		}
 	case path == "/v1/models" || strings.HasPrefix(path, "/v1/models/"):
 		label = "models"
-		if e = allow(ctx, http.MethodGet); e == nil {
+		if e = s.allow(path, http.MethodGet); e == nil {
 			e = r.models(ctx, strings.TrimPrefix(strings.TrimPrefix(path, "/v1/models"), "/"))
 		}
 	case path == "/health":
 		label = "health"
-		if e = allow(ctx, http.MethodGet); e == nil {
+		if e = s.allow(path, http.MethodGet); e == nil {
 			r.health(ctx)
 		}
 	case path == "/metrics":
 		label = "metrics"
-		if e = allow(ctx, http.MethodGet); e == nil {
+		if e = s.allow(path, http.MethodGet); e == nil {
 			r.metricsHandler(ctx)
 		}
 	default:
-		e = openai.NotFound(string(ctx.Method()), path)
+		e = openai.NotFound(s.method(), path)
 	}
 	outcome := "ok"
 	if e != nil {
@@ -72,17 +68,42 @@ func (r *Router) handle(ctx *fasthttp.RequestCtx) {
 	if r.draining() {
 		ctx.Response.SetConnectionClose()
 	}
+	id := s.requestID()
+	if id == "" && e != nil && (generates || foreign != "") {
+		id = openai.NewID(endpoint)
+	}
+	if id != "" {
+		ctx.Response.Header.Set("X-Request-Id", id)
+	}
 	r.metrics.request(label, ctx.Response.StatusCode(), outcome)
+	if label != "health" && label != "metrics" {
+		r.access.refused(start, id, key, label, ctx.Response.StatusCode(), e)
+	}
+}
+
+// needsKey tells whether a path is for those with a key alone, where there are keys.
+func needsKey(path, foreign string) bool {
+	return foreign != "" || strings.HasPrefix(path, "/v1/") || path == "/metrics"
+}
+
+func (s *serving) method() string {
+	if s.plain {
+		return http.MethodPost
+	}
+	return string(s.ctx.Method())
 }
 
 // allow checks the method. HEAD is GET's.
-func allow(ctx *fasthttp.RequestCtx, method string) *openai.Error {
-	got := string(ctx.Method())
+func (s *serving) allow(path, method string) *openai.Error {
+	if s.plain && method == http.MethodPost {
+		return nil
+	}
+	got := s.method()
 	if got == method || got == http.MethodHead && method == http.MethodGet {
 		return nil
 	}
-	ctx.Response.Header.Set("Allow", method)
-	return openai.MethodNotAllowed(got, string(ctx.Path()))
+	s.ctx.Response.Header.Set("Allow", method)
+	return openai.MethodNotAllowed(got, path)
 }
 
 // foreignPaths are what engines of other kinds offer and our own does not, by what metrics call them. Such a request goes to
@@ -94,9 +115,11 @@ var foreignPaths = map[string]string{"/v1/embeddings": "embeddings", "/tokenize"
 var sharedPaths = map[string]bool{dialects.PathResponses: true, dialects.PathGenerate: true}
 
 // generate checks a request and serves it; an error is one from before it was accepted.
-func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, foreign string, start time.Time) *openai.Error {
-	b, refused := body.Parse(ctx.Request.Body())
-	if refused != nil {
+func (r *Router) generate(s *serving, path string, endpoint openai.Endpoint, foreign, key string, start time.Time) *openai.Error {
+	ctx := &s.ctx
+	w := s.room()
+	b := &w.body
+	if refused := b.Parse(s.body); refused != nil {
 		return refused
 	}
 	if now, lately := r.fleet.hasModel(b.Model); !now {
@@ -106,19 +129,23 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, fo
 		return openai.ModelNotFound(b.Model)
 	}
 	if foreign != "" && !r.fleet.hasForeign(b.Model) {
-		return openai.NotFound(string(ctx.Method()), string(ctx.Path()))
+		return openai.NotFound(s.method(), path)
 	}
-	conn, ok := ctx.Conn().(*clientConn)
-	if !ok {
-		return openai.Internal("The connection is not the router's own.")
+	rank, refused := r.cfg.rank(s, b, key)
+	if refused != nil {
+		return refused
 	}
 	if !r.begin() {
 		ctx.Response.SetConnectionClose()
 		return openai.Unavailable("The router stops.")
 	}
-	q := r.newRequest(endpoint, string(ctx.Path()), requestID(ctx), b, start)
+	q := r.newRequest(w, endpoint, path, s.requestID(), start, rank)
+	q.key = key
+	q.joinTrace(s.Peek("Traceparent"), s.Peek("Tracestate"))
 	if r.cfg.SessionHeader != "-" {
-		q.session = r.sessions.id(ctx.Request.Header.Peek("Authorization"), []byte(b.Model), ctx.Request.Header.Peek(r.cfg.SessionHeader))
+		if name := s.Peek(r.cfg.SessionHeader); len(name) > 0 {
+			q.session = r.sessions.id(s.Peek("Authorization"), []byte(b.Model), name)
+		}
 	}
 	if foreign != "" {
 		q.label, q.foreign = foreign, true
@@ -126,82 +153,75 @@ func (r *Router) generate(ctx *fasthttp.RequestCtx, endpoint openai.Endpoint, fo
 			q.whole, q.dreq.Stream = true, false
 		}
 	}
+	defer r.finish()
 	if q.dreq.Stream {
-		// The answer is written by the hijacker, who also waits for what was pipelined before to be written.
-		ctx.HijackSetNoResponse(true)
-		ctx.Hijack(func(hijacked net.Conn) { r.stream(ctx, conn, hijacked, q) })
+		s.stream(w)
 		return nil
 	}
-	defer r.finish()
-	out := &wholeSink{resp: &ctx.Response, head: openai.Head{Endpoint: endpoint, ID: q.id, Created: q.dreq.Created, Model: b.Model}, parts: openai.Assembler{Endpoint: endpoint}}
-	r.watched(conn, func(c context.Context) { q.serve(c, out) })
-	ctx.Response.Header.Set("X-Request-Id", q.dreq.RequestID)
-	if q.log.outcome == "cancelled" || r.draining() {
-		ctx.SetConnectionClose()
+	out := &w.whole
+	*out = wholeSink{s: s, id: q.dreq.RequestID, head: openai.Head{Endpoint: endpoint, ID: q.id, Created: q.dreq.Created, Model: b.Model}, parts: openai.Assembler{Endpoint: endpoint}}
+	s.watched(w, out)
+	if !s.streamed {
+		ctx.Response.Header.Set("X-Request-Id", q.dreq.RequestID)
 	}
+	s.closes = s.closes || q.log.outcome == "cancelled" || r.draining()
 	return nil
 }
 
-// watched calls f with a context that ends when the client leaves or the router must stop.
-func (r *Router) watched(conn *clientConn, f func(context.Context)) {
-	c, cancel := context.WithCancelCause(r.base)
-	defer cancel(nil)
-	stop := conn.watch(func() { cancel(errClientGone) })
-	defer stop()
-	f(c)
-}
-
-// stream serves a streaming request on a connection that fasthttp has let go.
-func (r *Router) stream(ctx *fasthttp.RequestCtx, conn *clientConn, hijacked net.Conn, q *request) {
-	defer r.finish()
-	s := &streamSink{
-		conn: conn, head: streamHead(q, ctx), timeout: r.cfg.WriteTimeout, includeUsage: q.body.IncludeUsage, bare: q.dreq.Path == dialects.PathResponses,
-		chunked:   ctx.Request.Header.IsHTTP11(),
-		keepAlive: ctx.Request.Header.IsHTTP11() && !ctx.Request.Header.ConnectionClose(),
-	}
-	s.fail = func(e *openai.Error, raw []byte) error {
-		ctx.Response.Reset()
-		setError(&ctx.Response, e, raw)
-		ctx.Response.Header.Set("X-Request-Id", q.dreq.RequestID)
-		if !s.keepAlive {
-			ctx.Response.SetConnectionClose()
-		}
-		if err := conn.SetWriteDeadline(time.Now().Add(s.timeout)); err != nil {
-			return err
-		}
-		w := bufio.NewWriter(conn)
-		if err := ctx.Response.Write(w); err != nil {
-			return err
-		}
-		return w.Flush()
-	}
+// watched serves a request whose context ends when the client leaves, the deadline passes or the router must stop.
+func (s *serving) watched(w *work, out sink) {
+	q, l := &w.q, &w.life
+	*l = lifetime{deadline: q.deadline}
+	done := false
+	stop := s.conn.watch(l)
 	defer func() {
-		if p := recover(); p != nil {
-			r.log.Error("panic in a stream", "id", q.id, "panic", p, "stack", stack())
+		left := s.conn.leave()
+		if stop != nil {
+			stop()
+		}
+		if done && !left && l.unshared() {
+			s.keep(w)
+		} else {
+			l.end(context.Canceled)
 		}
 	}()
-	r.watched(conn, func(c context.Context) { q.serve(c, s) })
-	if s.keepAlive && s.ended && !r.draining() && conn.takeBack(hijacked) {
-		conn.giveBack()
+	if s.r.base.Err() != nil {
+		l.end(errShutdown)
 	}
+	q.serve(l, out)
+	if q.at != nil && q.log.err == nil && !q.dreq.Stream {
+		s.conn.lately = q.over
+	}
+	if q.log.code == statusClientGone {
+		s.streamed = true // there is nobody to answer
+	}
+	done = true
 }
 
-func streamHead(q *request, ctx *fasthttp.RequestCtx) []byte {
-	b := []byte("HTTP/1.1 200 OK\r\nContent-Type: " + contentSSE + "\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\nX-Request-Id: " + q.dreq.RequestID + "\r\nDate: ")
-	b = fasthttp.AppendHTTPDate(b, q.start)
-	if !ctx.Request.Header.IsHTTP11() {
-		return append(b, "\r\nConnection: close\r\n\r\n"...)
+// stream serves a streaming request.
+func (s *serving) stream(w *work) {
+	ctx, q, out := &s.ctx, &w.q, &w.stream
+	*out = streamSink{
+		s: s, id: q.dreq.RequestID, includeUsage: q.body.IncludeUsage, bare: q.dreq.Path == dialects.PathResponses,
+		chunked: s.http11, buf: s.chunk[:0],
 	}
-	if ctx.Request.Header.ConnectionClose() {
-		b = append(b, "\r\nConnection: close"...)
+	defer func() {
+		if s.chunk = out.buf[:0]; cap(s.chunk) > keptBytesMax {
+			s.chunk = nil
+		}
+	}()
+	s.watched(w, out)
+	if !out.begun() {
+		ctx.Response.Header.Set("X-Request-Id", q.dreq.RequestID)
 	}
-	return append(b, "\r\nTransfer-Encoding: chunked\r\n\r\n"...)
+	s.closes = s.closes || out.closes || !out.ended || s.r.draining()
 }
 
 // requestID is the client's own id for the request, if it is fit to be passed on.
-func requestID(ctx *fasthttp.RequestCtx) string {
-	id := ctx.Request.Header.Peek("X-Request-Id")
-	if len(id) == 0 || len(id) > requestIDMax {
+func (s *serving) requestID() string {
+	id := s.Peek("X-Request-Id")
+	// vLLM's P2P-NCCL connector finds the addresses it connects to in the id, between such marks.
+	if len(id) == 0 || len(id) > requestIDMax || bytes.Contains(id, []byte("___")) {
 		return ""
 	}
 	for _, c := range id {
@@ -212,21 +232,30 @@ func requestID(ctx *fasthttp.RequestCtx) string {
 	return string(id)
 }
 
-// badRequest answers what fasthttp could not read as a request.
+// badRequest answers what could not be read as a request.
 func (r *Router) badRequest(ctx *fasthttp.RequestCtx, err error) {
-	var small *fasthttp.ErrSmallBuffer
+	var twoWays unclear
 	var timeout interface{ Timeout() bool }
 	e := openai.BadRequest("", "", "The request is no HTTP that the router understands.")
 	switch {
+	case errors.As(err, &twoWays):
+		e = unclearError(twoWays)
+	case errors.Is(err, errNoKey):
+		e = openai.InvalidAPIKey()
+	case errors.Is(err, errNoRoom):
+		e = noRoom()
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = openai.TooLarge(int64(r.cfg.MaxBodyBytes))
-	case errors.As(err, &small):
+	case errors.Is(err, errHeaderTooLarge):
 		e = &openai.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Type: openai.TypeInvalidRequest, Message: "The request's header is too large."}
 	case errors.As(err, &timeout) && timeout.Timeout():
 		e = &openai.Error{Status: http.StatusRequestTimeout, Type: openai.TypeInvalidRequest, Message: "The request did not come whole in time."}
 	}
 	ctx.Response.Reset()
 	setError(&ctx.Response, e, nil)
+	if errors.Is(err, errNoKey) {
+		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
+	}
 	if c, ok := ctx.Conn().(*clientConn); ok {
 		c.lingerOnClose()
 	}

@@ -9,12 +9,14 @@ import (
 	"github.com/headrace/headrace/router/body"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/prefix"
+	"github.com/headrace/headrace/router/tokens"
 )
 
 // Tokens tells what an engine makes of a request's prompt.
 type Tokens interface {
-	// AppendPrompt appends the prompt's token ids to dst. An error means that they cannot be told, of this request or at all.
-	AppendPrompt(dst []uint32, endpoint string, body []byte) ([]uint32, error)
+	// Prompt puts the prompt's token ids into p, in place of what is there. An error means that they cannot be told, of this
+	// request or at all.
+	Prompt(p *tokens.Prompt, endpoint string, body []byte) error
 }
 
 const (
@@ -58,32 +60,34 @@ func (p *prompts) keep(order []*member) {
 
 // prompt is a request's, as far as pairing asks about it. It is not changed once it is made, so that all choices share it.
 type prompt struct {
-	ids   []uint32
-	exact bool
-	seed  prefix.Seed
-	in    *prefix.Index
+	tokens tokens.Prompt
+	length int // in tokens
+	exact  bool
+	seed   prefix.Seed
+	in     *prefix.Index
 }
 
-var idBuffers = sync.Pool{New: func() any { return new([]uint32) }}
+var usedPrompts = sync.Pool{New: func() any { return new(prompt) }}
 
 // of reads a request's prompt; nil when there is nothing to read.
 func (p *prompts) of(path, model string, b *body.Body) *prompt {
-	out := &prompt{in: p.guesses, seed: prefix.Seed{Salt: text(b.Value("cache_salt"))}}
-	buf := *idBuffers.Get().(*[]uint32)
+	out := usedPrompts.Get().(*prompt)
+	out.in, out.exact, out.seed = p.guesses, false, prefix.Seed{Salt: text(b.Value("cache_salt"))}
 	t := p.tokens[model]
 	if t == nil {
 		t = p.tokens[""]
 	}
-	if t != nil {
-		ids, err := t.AppendPrompt(buf[:0], path, b.Raw())
-		if err == nil && len(ids) > 0 {
-			out.ids, out.exact, out.in = ids, true, p.index
+	if t != nil && t.Prompt(&out.tokens, path, b.Raw()) == nil {
+		if out.length = out.tokens.Len(); out.length > 0 {
+			out.exact, out.in = true, p.index
 			return out
 		}
-		buf = ids
 	}
-	out.ids = pack(buf[:0], model, b)
-	if len(out.ids) == 0 {
+	out.tokens.Reset()
+	out.tokens.Own = pack(out.tokens.Own, model, b)
+	out.tokens.Parts = append(out.tokens.Parts, tokens.Part{IDs: out.tokens.Own})
+	if out.length = len(out.tokens.Own); out.length == 0 {
+		out.done()
 		return nil
 	}
 	return out
@@ -91,9 +95,9 @@ func (p *prompts) of(path, model string, b *body.Body) *prompt {
 
 // done gives the prompt's memory to the next one. Nobody may use it afterwards.
 func (p *prompt) done() {
-	if p != nil && cap(p.ids) <= pooledTokensMax {
-		p.ids = p.ids[:0]
-		idBuffers.Put(&p.ids)
+	if p != nil && cap(p.tokens.Own) <= pooledTokensMax {
+		p.tokens.Reset()
+		usedPrompts.Put(p)
 	}
 }
 
@@ -140,25 +144,30 @@ func pack(dst []uint32, model string, b *body.Body) []uint32 {
 	return dst
 }
 
-// fill tells each candidate how much of the prompt it has.
-func (p *prompt) fill(v *pairing.View, model string) {
-	ids := make([]string, len(v.Workers))
+// matches tells what each of the candidates has of the prompt; out takes the answers if there is room in it.
+func (p *prompt) matches(v *pairing.View, model string, out []prefix.Match) []prefix.Match {
+	var names [16]string
+	ids := names[:0]
 	lora := false
 	for i := range v.Workers {
 		w := v.Workers[i].Worker
-		ids[i] = w.ID
+		ids = append(ids, w.ID)
 		lora = lora || w.Model != model && w.Serves(model)
 	}
 	seed := p.seed
 	if lora {
 		seed.LoRA = model
 	}
-	var room [16]prefix.Match
-	out := room[:]
-	if len(ids) > len(room) {
+	if len(ids) > len(out) {
 		out = nil
 	}
-	for i, m := range p.in.Lookup(p.ids, seed, ids, out) {
+	return p.in.LookupParts(p.tokens.Parts, seed, ids, out)
+}
+
+// fill tells each candidate how much of the prompt it has.
+func (p *prompt) fill(v *pairing.View, model string) {
+	var room [16]prefix.Match
+	for i, m := range p.matches(v, model, room[:]) {
 		v.Workers[i].CachedTokens = int64(m.Tokens)
 	}
 }
@@ -173,6 +182,6 @@ func (p *prompt) routed(d pairing.Decision, model string) {
 		if w.Model != model {
 			seed.LoRA = model
 		}
-		p.in.Routed(w.ID, p.ids, seed)
+		p.in.RoutedParts(w.ID, p.tokens.Parts, seed)
 	}
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"slices"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/internal/tracing"
 	"github.com/headrace/headrace/router/body"
+	"github.com/headrace/headrace/router/breaker"
 	"github.com/headrace/headrace/router/dialects"
 	"github.com/headrace/headrace/router/pairing"
 )
@@ -27,8 +26,6 @@ var (
 const (
 	// dispatchesMax bounds attempts together with those that found nobody listening, which cost nothing.
 	dispatchesMax = 8
-	// bytesPerToken estimates a prompt's length for load figures.
-	bytesPerToken = 4
 	// recoveryMargin is kept of the recovery timeout for telling the client.
 	recoveryMargin = 250 * time.Millisecond
 )
@@ -54,15 +51,26 @@ type request struct {
 	body     *body.Body
 	start    time.Time
 	deadline time.Time
+	rank     rank
 	state    state
 	log      requestLog
+	key      string // the client's API key, as logs call it
+	times    times
+	usage    usage
+	trace    tracing.Context // zero where nothing is traced
 
 	dreq     dialects.Request
+	own      dialects.Request // what the client asked for, where another engine is asked to go on
+	trail    *dialects.Trail  // of a foreign engine's stream, nil where it is not remembered
 	progress dialects.Progress
 	charge   *charge
+	room     *attemptRoom // of the attempt that comes; nil before the first: it takes its own
+	refuser  func(*pairing.Worker) string
+	unpaired func(dialect string) string
 	out      sink
 	decoding func(pairing.Decision) // is told when an attempt has come so far; nil for nobody
 	decision pairing.Decision       // of this attempt
+	race     *race                  // whose answer the client gets is not decided; nil: it is this one's
 	picked   *pairing.Decision      // made ahead of the first attempt
 	session  uint64                 // 0 for none
 	prompt   *prompt                // nil when nobody asks about it
@@ -71,55 +79,82 @@ type request struct {
 	// Of the attempts so far.
 	attempts   int // that cost something
 	dispatches int
-	exclude    []*pairing.Worker // that failed it
-	faultAt    time.Time         // of the fault being recovered from; zero when there is none
-	events     int               // handed to the client by this attempt
+	exclude    []excluded // who failed it
+	faultAt    time.Time  // of the fault being recovered from; zero when there is none
+	events     int        // handed to the client by this attempt
 	firstText  bool
 	lastText   time.Time
-	waited     time.Duration // in the queue
-	tokens     int           // of other choices, and of dialects that do not count them, for the log
-	sent       bool          // the client has been handed content
-	whole      bool          // by one worker, from now on
+	at         *dialects.Attempt  // that is under way, or was the last
+	over       time.Time          // when the last attempt ended
+	waited     time.Duration      // in the queue
+	untimed    int                // tokens handed on since the last flush
+	tokens     int                // of other choices, and of dialects that do not count them, for the log
+	trials     []*breaker.Breaker // that the attempt decides about
+	decided    int                // the number of this attempt's decision
+	leaving    leaving
+	replaced   bool // a worker that was lost has been replaced
+	sent       bool // the client has been handed content
+	whole      bool // by one worker, from now on
 }
 
 // requestLog is how the request ended.
 type requestLog struct {
 	code    int
 	outcome string
+	cause   string // why it was cancelled
+	last    string // the phase it was in when it was cancelled
 	err     error
 }
 
-func (r *Router) newRequest(endpoint openai.Endpoint, path string, requestID string, b *body.Body, start time.Time) *request {
-	q := &request{r: r, id: openai.NewID(endpoint), endpoint: endpoint, label: endpoint.String(), body: b, start: start, deadline: start.Add(r.cfg.RequestTimeout), state: stateQueued}
+// attemptRoom is what an attempt takes of memory.
+type attemptRoom struct {
+	attempt dialects.Attempt
+	charge  charge
+	dialect dialects.Room
+}
+
+// newRequest makes w's request.
+func (r *Router) newRequest(w *work, endpoint openai.Endpoint, path string, requestID string, start time.Time, rank rank) *request {
+	q := &w.q
+	*q = request{r: r, id: openai.NewID(endpoint), endpoint: endpoint, label: endpoint.String(), body: &w.body, start: start, deadline: start.Add(rank.timeout), rank: rank, state: stateQueued,
+		room: &w.first, refuser: w.refuser, unpaired: w.unpaired}
 	if requestID == "" {
 		requestID = q.id
 	}
-	q.dreq = dialects.Request{Path: path, ID: q.id, RequestID: requestID, Created: start.Unix(), Body: b, Seed: r.seed(), Deadline: q.deadline, Stream: b.Stream}
+	q.dreq = dialects.Request{Path: path, ID: q.id, RequestID: requestID, Created: start.Unix(), Body: q.body, Seed: r.seed(), Deadline: q.deadline, Stream: q.body.Stream}
 	r.metrics.phases[stateQueued].Inc()
 	return q
 }
 
-// serve answers the request into out. gone is closed over by the caller: cancelling ctx with a cause ends the request.
+// clock is the time: of what the dialect tells, where it has read the clock for it.
+func (q *request) clock() time.Time {
+	if q.at != nil && !q.at.At.IsZero() {
+		return q.at.At
+	}
+	return time.Now()
+}
+
+// serve answers the request into out. The end of ctx, of which the deadline is the request's, ends it.
 func (q *request) serve(ctx context.Context, out sink) {
 	q.out = out
-	ctx, cancel := context.WithDeadlineCause(ctx, q.deadline, errDeadline)
-	defer cancel()
 	defer func() {
 		if !q.state.terminal() { // a panic
 			q.r.metrics.phases[q.state].Dec()
 		}
 	}()
 	defer func() { q.prompt.done() }()
+	defer func() { q.trail.Free() }()
 	q.end(q.admitted(ctx))
 	q.observe()
 }
 
 // admitted serves the request when it is its turn.
 func (q *request) admitted(ctx context.Context) error {
-	if err := q.admit(ctx); err != nil {
+	pass, err := q.admit(ctx)
+	if err != nil {
 		return err
 	}
-	defer q.r.admission.leave(q.body.N)
+	defer func() { q.r.admission.Leave(pass, q.promptTokens()+int64(max(q.tokens-q.given(), 0))) }()
 	if q.body.N > 1 {
 		// Our own engine makes each choice by itself, others make all of them: who it will be decides how to go about it.
 		d, err := q.pick(ctx)
@@ -142,24 +177,18 @@ func (q *request) refuse(w *pairing.Worker) string {
 		return "does not offer " + q.dreq.Path
 	case q.dreq.Path == dialects.PathGenerate && w.Dialect != dialects.SGLangName && w.Dialect != dialects.PlainName:
 		return "does not offer " + q.dreq.Path
-	case q.sent && !native:
-		return "cannot go on with an answer that was begun"
+	case q.sent && w.Dialect != dialectOf(q.decision):
+		return "cannot go on with another kind's answer"
+	case q.sent && !native && w.Fingerprint != fingerprintOf(q.decision):
+		return "computes in another way than who began the answer"
 	case q.body.N > 1 && (q.decision.Whole != nil || q.decision.Decode != nil) && native != (dialectOf(q.decision) == dialects.NativeName):
 		return "makes several choices in another way"
 	}
 	return ""
 }
 
-func (q *request) admit(ctx context.Context) error {
-	began := time.Now()
-	err := q.r.admission.enter(ctx, q.body.N)
-	q.waited = time.Since(began)
-	q.r.metrics.queued.Observe(seconds(q.waited))
-	if errors.Is(err, errQueueFull) {
-		return openai.TooManyRequests(time.Second, "The router serves and queues as many requests as it may. Please retry.")
-	}
-	return err
-}
+// apart says why workers of a dialect cannot share the request; "" if they can.
+func (q *request) apart(dialect string) string { return dialects.Unpaired(dialect, q.dreq.Body) }
 
 // refused is a worker's answer that is the client's.
 type refused struct {
@@ -184,26 +213,39 @@ func (q *request) dispatchAll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		out := q.attempt(ctx, d)
+		var out dialects.Outcome
+		if q.r.cfg.HedgeAfter > 0 && q.mayHedge() {
+			var over bool
+			if out, over, err = q.hedged(ctx, d); over {
+				return err
+			}
+		} else if out = q.attempt(ctx, d); q.race != nil && q.outrun(d, out) {
+			return errOutrun
+		}
 		switch out.Result {
 		case dialects.Finished:
-			q.r.fleet.served(d.Prefill)
-			q.r.fleet.served(d.Decode)
-			q.r.fleet.served(d.Whole)
+			q.r.fleet.served(&d, q.over)
 			q.r.fleet.bars.worked(d.Prefill, d.Decode)
+			q.moved()
 			if err := q.out.finish(); err != nil {
 				return clientError(err)
 			}
 			return nil
 		case dialects.Refused:
+			q.r.fleet.served(&d, q.over) // it answers
+			if q.own.Body != nil {       // of a request that the router made: the client's fault it is not
+				return q.broken(d, out, "failed", "the worker that was to go on refuses")
+			}
 			return &refused{out.Status, out.Body}
 		case dialects.Cancelled:
 			return out.Err
 		case dialects.SinkFailed:
 			return clientError(out.Err)
 		}
-		q.r.log.Warn("attempt failed", "id", q.id, "choice", q.dreq.Choice, "attempt", q.attempts, "reason", out.Reason, "tokens", len(q.progress.Given), "err", out.Err)
-		if err := q.judge(d, out); err != nil {
+		q.r.log.Warn("attempt failed", "id", q.id, "choice", q.dreq.Choice, "attempt", q.attempts, "reason", out.Reason, "tokens", q.given(), "err", out.Err)
+		if err := q.judge(d, out); errors.Is(err, errEnded) {
+			return q.finishMoved()
+		} else if err != nil {
 			return err
 		}
 	}
@@ -211,32 +253,55 @@ func (q *request) dispatchAll(ctx context.Context) error {
 
 // attempt runs one dispatch.
 func (q *request) attempt(ctx context.Context, d pairing.Decision) dialects.Outcome {
+	if q.race != nil && q.race.second == q {
+		d.Reason = "a second attempt, for the first has not answered; " + d.Reason
+	}
 	q.dispatches++
 	q.attempts++
 	q.events = 0
 	q.decision = d
-	q.charge = q.r.fleet.charge(d, q.tokensToPrefill(d), q.promptTokens())
+	room := q.room
+	q.charge = &room.charge // booked by pick
+	began := q.charge.at
 	defer q.charge.release()
+	defer q.endTrials()
+	if q.dispatches == 1 {
+		q.r.budget.Request(began)
+		q.r.metrics.overhead.Observe(seconds(began.Sub(q.start) - q.waited))
+	}
 	if q.prompt != nil {
 		q.prompt.routed(d, q.body.Model)
 	}
 	if q.session != 0 && !q.foreign {
-		q.r.sessions.stay(q.session, idsOf(d), time.Now())
+		q.r.sessions.stay(q.session, idsOf(d), began)
 	}
 	if q.r.cfg.Decided != nil {
+		d := d // it may be kept
 		q.r.cfg.Decided(ctx, q.dreq.RequestID, q.dispatches, &d)
 	}
-	a := &dialects.Attempt{Request: &q.dreq, Number: q.dispatches, Decision: d, Progress: &q.progress}
+	q.remember(d)
+	a := &room.attempt
+	*a = dialects.Attempt{Request: &q.dreq, Number: q.dispatches, Decision: d, Progress: &q.progress, Trail: q.trail, Began: began, Room: &room.dialect}
 	if !q.faultAt.IsZero() {
 		a.EstablishBy = q.recoverBy()
 	}
-	if q.dispatches == 1 {
-		q.r.metrics.overhead.Observe(seconds(time.Since(q.start) - q.waited))
+	if q.r.moves.max > 0 && dialectOf(d) == dialects.NativeName {
+		a.Mover = q
 	}
-	rec := q.r.decisions.add(q, d)
+	rec := q.r.decisions.add(q, &q.decision, began)
+	q.decided = rec
+	q.times.begin(q, &q.decision, began)
+	q.traceAttempt(rec)
+	q.at = a
 	out := q.r.dialect(d).Run(ctx, a, q)
-	q.r.metrics.attempts.WithLabelValues(dialectOf(d), resultNames[out.Result]).Inc()
-	q.r.decisions.end(rec, out)
+	if q.timeUntimed(); q.race != nil && out.Result == dialects.SinkFailed { // the other has answered first
+		out.Result = dialects.Cancelled
+	}
+	q.over = time.Now()
+	a.At = time.Time{}
+	q.times.end(q, a, &out)
+	q.r.metrics.ended.of(attempted{dialectOf(d), out.Result}).Inc()
+	q.r.decisions.end(rec, &out, q.over)
 	return out
 }
 
@@ -254,13 +319,16 @@ func (q *request) judge(d pairing.Decision, out dialects.Outcome) error {
 	if out.RetryAfter > 0 {
 		failure.RetryAfter = out.RetryAfter
 	}
-	if q.sent && dialectOf(d) != dialects.NativeName { // nobody could go on where this worker stopped
-		failure = openai.Unavailable("The answer broke off, and no other worker can go on with it: %s. Please ask again.", q.explain(out.Reason))
-		return &brokenOff{failure, out.Body}
-	}
 	q.whole = q.whole || out.Whole
-	if q.attempts >= q.r.cfg.MaxAttempts || q.dispatches >= dispatchesMax || !time.Now().Before(q.recoverBy()) {
+	over := q.attempts >= q.r.cfg.MaxAttempts || q.dispatches >= dispatchesMax || !time.Now().Before(q.recoverBy())
+	if q.sent && dialectOf(d) != dialects.NativeName {
+		return q.goOn(d, out, over)
+	}
+	if over {
 		return failure
+	}
+	if !q.retries(out) {
+		return openai.Unavailable("The request could not be served: %s, and as many requests are being tried again as may be.", q.explain(out.Reason))
 	}
 	q.r.metrics.redispatches.WithLabelValues(out.Reason).Inc()
 	q.enter(statePairing)
@@ -282,168 +350,22 @@ func (q *request) recoverBy() time.Time {
 func (q *request) blame(d pairing.Decision, out dialects.Outcome) {
 	pair := 0
 	for _, b := range out.Blame {
-		switch {
-		case b.Pair:
+		if b.Pair {
 			pair++
 			continue
-		case b.Hard:
-			q.r.fleet.failed(b.Worker, b.Reason)
 		}
-		for _, w := range []*pairing.Worker{d.Prefill, d.Decode, d.Whole} {
+		if fault, counts := faultOf(b); counts && q.r.fleet.failed(b.Worker, fault, b.Reason) {
+			q.r.breakerMetrics.opened.WithLabelValues(faultNames[fault]).Inc()
+		}
+		for _, w := range []*pairing.Worker{d.Prefill, d.Decode, d.Whole, q.decision.Decode, q.decision.Whole} { // it may have moved
 			if w != nil && w.ID == b.Worker {
-				q.exclude = append(q.exclude, w)
+				q.exclude = append(q.exclude, excluded{w, q.over})
+				break
 			}
 		}
 	}
 	if pair == 2 && d.Prefill != nil && d.Decode != nil {
 		q.r.fleet.bars.add(d.Prefill, d.Decode, q.r.fleet.now())
-	}
-}
-
-// pick chooses workers. After a fault it waits, as long as recovery may take, for one to come back.
-func (q *request) pick(ctx context.Context) (pairing.Decision, error) {
-	q.enter(statePairing)
-	if d := q.picked; d != nil {
-		q.picked = nil
-		return *d, nil
-	}
-	if q.r.prompts != nil && q.prompt == nil && !q.foreign {
-		q.prompt = q.r.prompts.of(q.dreq.Path, q.body.Model, q.body)
-	}
-	for {
-		changed := *q.r.fleet.changed.Load()
-		if err := ctx.Err(); err != nil {
-			return pairing.Decision{}, context.Cause(ctx)
-		}
-		v := q.r.fleet.view()
-		if q.prompt != nil {
-			q.prompt.fill(v, q.body.Model)
-		}
-		d, err := q.r.cfg.Policy.Pick(ctx, pairing.Request{
-			ID: q.id, Model: q.body.Model, PromptTokens: q.promptTokens(), Attempt: q.dispatches + 1, Exclude: q.r.fleet.same(q.exclude),
-			// The last attempt takes what is least likely to fail.
-			Whole: q.whole || q.attempts > 0 && q.attempts == q.r.cfg.MaxAttempts-1,
-			Warm:  q.warm, Refuse: q.refuse,
-			Session:  q.r.sessions.workers(q.session, v.Now),
-			Unpaired: func(dialect string) string { return dialects.Unpaired(dialect, q.body) },
-		}, v)
-		if err == nil {
-			return d, nil
-		}
-		var none *pairing.ErrNone
-		if !errors.As(err, &none) {
-			return d, openai.Internal("No worker could be chosen: %s.", err)
-		}
-		if q.faultAt.IsZero() || !q.await(ctx, changed) {
-			return d, openai.Unavailable("No worker can serve model %q now: %s.", q.body.Model, none.Reason)
-		}
-	}
-}
-
-// await waits for a change of the fleet; false when there is no more time to.
-func (q *request) await(ctx context.Context, changed <-chan struct{}) bool {
-	timer := time.NewTimer(time.Until(q.recoverBy()))
-	defer timer.Stop()
-	select {
-	case <-changed:
-		return true
-	case <-timer.C:
-		return false
-	case <-ctx.Done():
-		return true // pick sees it
-	}
-}
-
-func (q *request) promptTokens() int64 {
-	n := q.body.Len() / bytesPerToken
-	if q.prompt != nil {
-		n = len(q.prompt.ids)
-	}
-	return int64(n + len(q.progress.Given))
-}
-
-// idsOf are the workers of a decision.
-func idsOf(d pairing.Decision) []string {
-	if d.Whole != nil {
-		return []string{d.Whole.ID}
-	}
-	return []string{d.Prefill.ID, d.Decode.ID}
-}
-
-// warmTokens is what remains of a prompt that the worker knows: the end of it, that fills no block.
-const warmTokens = 16
-
-func (q *request) tokensToPrefill(d pairing.Decision) int64 {
-	n := q.promptTokens()
-	n -= min(d.CachedTokens, n-1)
-	for _, w := range []*pairing.Worker{d.Prefill, d.Whole} {
-		if w != nil && slices.Contains(q.warm, w.ID) {
-			n = min(n, warmTokens)
-		}
-	}
-	return n
-}
-
-// Event, Flush and Phase stand between the dialect and the client's sink.
-
-// Event counts what the client gets.
-func (q *request) Event(kind dialects.Kind, raw, data []byte, n int) error {
-	switch {
-	case kind == dialects.KindComment:
-		return q.out.Event(kind, raw, data, n)
-	case kind == dialects.KindRaw && !openai.IsUsage(data): // an event has a token, mostly
-		q.tokens++
-		q.timeText(1)
-	case n > 0 || kind == dialects.KindText:
-		q.timeText(max(n, 1))
-	}
-	q.events++
-	q.sent = true
-	return q.out.Event(kind, raw, data, n)
-}
-
-// Whole passes on.
-func (q *request) Whole(contentType string, body []byte) error {
-	q.sent = true
-	if n := int(gjson.GetBytes(body, "usage.completion_tokens").Int()); n > 0 {
-		q.tokens += n
-		q.timeText(n)
-	}
-	return q.out.Whole(contentType, body)
-}
-
-func (q *request) timeText(n int) {
-	now := time.Now()
-	q.r.metrics.tokens.Add(float64(n))
-	q.charge.text(n, now)
-	if !q.firstText {
-		q.firstText = true
-		q.r.metrics.ttft.WithLabelValues(q.label).Observe(seconds(now.Sub(q.start)))
-	} else if !q.lastText.IsZero() { // as it is in another choice than the first
-		q.r.metrics.itl.Observe(seconds(now.Sub(q.lastText)) / float64(n))
-	}
-	q.lastText = now
-}
-
-// Flush passes on.
-func (q *request) Flush() error { return q.out.Flush() }
-
-// Phase moves the state machine.
-func (q *request) Phase(p dialects.Phase) {
-	switch p {
-	case dialects.Reserving:
-		q.enter(stateReserving)
-	case dialects.Prefilling:
-		q.enter(statePrefilling)
-	case dialects.Transferring:
-		q.charge.prefilled()
-		q.enter(stateTransferring)
-	case dialects.Decoding:
-		q.charge.prefilled()
-		q.enter(stateDecoding)
-		if q.decoding != nil {
-			q.decoding(q.decision)
-		}
 	}
 }
 
@@ -461,14 +383,18 @@ func clientError(err error) error {
 
 // end answers what is still to be answered and closes the books.
 func (q *request) end(err error) {
-	q.log.err = err
+	if q.log.err = err; err == nil {
+		q.log.code, q.log.outcome = http.StatusOK, "ok"
+		q.enter(stateDone)
+		return
+	}
 	var e *openai.Error
 	var worker *refused
 	var broken *brokenOff
 	last := q.state
 	cancelled := func(cause string, code int) {
 		q.r.metrics.cancels.WithLabelValues(last.String(), cause).Inc()
-		q.log.code, q.log.outcome = code, "cancelled"
+		q.log.code, q.log.outcome, q.log.cause, q.log.last = code, "cancelled", cause, last.String()
 		q.enter(stateCancelled)
 	}
 	answer := func(e *openai.Error, raw []byte) {
@@ -479,15 +405,15 @@ func (q *request) end(err error) {
 		q.out.refuse(e, raw)
 	}
 	switch {
-	case err == nil:
-		q.log.code, q.log.outcome = http.StatusOK, "ok"
-		q.enter(stateDone)
 	case errors.Is(err, errClientGone):
 		cancelled("client_gone", statusClientGone)
 	case errors.Is(err, errClientSlow):
 		cancelled("client_slow", statusClientGone)
+	case errors.Is(err, errQueueDeadline):
+		answer(openai.Timeout("The request's time of %s passed while it waited for its turn. No engine has seen it.", q.deadline.Sub(q.start)), nil)
+		cancelled("deadline", q.log.code)
 	case errors.Is(err, errDeadline):
-		answer(openai.Timeout("The request took longer than %s.", q.r.cfg.RequestTimeout), nil)
+		answer(openai.Timeout("The request took longer than %s.", q.deadline.Sub(q.start)), nil)
 		cancelled("deadline", q.log.code)
 	case errors.Is(err, errShutdown):
 		answer(openai.Unavailable("The router stops."), nil)
@@ -514,10 +440,20 @@ func (q *request) end(err error) {
 const statusClientGone = 499
 
 func (q *request) observe() {
-	took := time.Since(q.start)
+	now := q.over
+	if q.log.err != nil || q.dreq.Stream || q.body.N > 1 { // it was not the last thing that took time
+		now = time.Now()
+	}
+	took := now.Sub(q.start)
 	m := q.r.metrics
 	m.request(q.label, q.log.code, q.log.outcome)
-	m.e2e.WithLabelValues(q.label).Observe(seconds(took))
-	q.r.log.Info("request", "id", q.id, "request_id", q.dreq.RequestID, "endpoint", q.label, "model", q.body.Model, "stream", q.body.Stream,
-		"code", q.log.code, "outcome", q.log.outcome, "choices", q.body.N, "tokens", q.tokens+len(q.progress.Given), "dispatches", q.dispatches, "ms", took.Milliseconds(), "err", q.log.err)
+	m.whole.of(q.label).Observe(seconds(took))
+	if q.usage.known {
+		m.prompt.Add(float64(q.usage.Prompt))
+		m.cached.Add(float64(q.usage.Cached))
+	}
+	rec := q.record(took)
+	q.r.recent.add(&rec)
+	q.r.access.request(&rec)
+	q.r.spans.add(&rec, &q.trace)
 }

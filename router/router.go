@@ -6,21 +6,28 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttpadaptor"
 
 	"github.com/headrace/headrace/internal/openai"
+	"github.com/headrace/headrace/router/admission"
+	"github.com/headrace/headrace/router/breaker"
 	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/dialects"
+	"github.com/headrace/headrace/router/hangup"
 	"github.com/headrace/headrace/router/pairing"
+	"github.com/headrace/headrace/router/socket"
 	"github.com/headrace/headrace/router/upstream"
 )
 
@@ -34,24 +41,37 @@ const (
 
 // Router is the front. Its methods are safe for concurrent use.
 type Router struct {
-	cfg        Config
-	log        *slog.Logger
-	keys       *keyring
-	metrics    *metrics
-	fleet      *fleet
-	client     *upstream.Client
-	dialects   map[string]dialects.Dialect
-	probes     *dialects.Prober
-	errands    *dialects.Errands
-	bootstraps *dialects.Bootstraps
-	recaller   *recaller // nil when the configuration brought one
-	admission  *admission
-	decisions  *decisionRing
-	sessions   *sessions
-	prompts    *prompts // nil when the policy does not look at prefixes
-	started    time.Time
+	cfg            Config
+	log            *slog.Logger
+	keys           *keys
+	certs          *certs // nil for no TLS
+	metrics        *metrics
+	fleet          *fleet
+	client         *upstream.Client
+	dialects       map[string]dialects.Dialect
+	probes         *dialects.Prober
+	errands        *dialects.Errands
+	bootstraps     *dialects.Bootstraps
+	recaller       *recaller // nil when the configuration brought one
+	admission      *admission.Queue
+	refusals       refusals
+	bodies         *bodies
+	adminRefused   *prometheus.CounterVec // by why
+	budget         *breaker.Budget        // of retries
+	breakerMetrics *breakerMetrics
+	ends           *hangup.Watcher // of clients; nil where there is none
+	decisions      *decisionRing
+	hedges         hedges
+	moves          *moves
+	recent         recent
+	access         *accessLog // nil for none
+	spans          *spans     // nil for none
+	sessions       *sessions
+	prompts        *prompts // nil when the policy does not look at prefixes
+	started        time.Time
 
-	server         *fasthttp.Server
+	servings       sync.Pool // of *serving
+	buffers        sync.Pool // of *[]byte, for bodies of requests
 	metricsHandler fasthttp.RequestHandler
 	base           context.Context // of all requests
 	stopAll        context.CancelCauseFunc
@@ -71,20 +91,38 @@ func New(cfg Config) (*Router, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	keys, err := loadKeys(cfg.APIKeys, cfg.APIKeysFile)
+	keys, err := newKeys(cfg.APIKeys, cfg.APIKeysFile, cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
 	r := &Router{
-		cfg: cfg, log: cfg.Logger, keys: newKeyring(keys), metrics: newMetrics(cfg.Registry), client: upstream.New(cfg.Upstream),
-		admission: newAdmission(cfg.MaxConcurrent, cfg.MaxQueue), decisions: &decisionRing{}, started: time.Now(),
+		cfg: cfg, log: cfg.Logger, keys: keys, metrics: newMetrics(cfg.Registry), client: upstream.New(cfg.Upstream),
+		admission: admission.New(admission.Config{Places: cfg.MaxConcurrent, Waiting: cfg.MaxQueue, WaitingBytes: cfg.MaxQueueBytes,
+			Aging: cfg.PriorityAging, Patience: cfg.QueueTimeout, Weights: cfg.TenantWeights}),
+		decisions: &decisionRing{}, started: time.Now(),
 		conns: map[*clientConn]struct{}{}, idle: make(chan struct{}), sessions: newSessions(cfg.SessionTTL),
 	}
+	if r.certs, err = newCerts(&cfg); err != nil {
+		return nil, err
+	}
+	r.refusals = newRefusals(cfg.Registry, r.admission)
+	r.adminRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "headrace", Subsystem: "router", Name: "admin_refusals_total",
+		Help: "Requests that the admin address refused, by why: host (a name that is not allowed), key (from another host, without the cluster key)."}, []string{"why"})
+	cfg.Registry.MustRegister(r.adminRefused)
+	r.hedges = newHedges(cfg.Registry)
+	r.moves = newMoves(limitOfMoves(cfg.Moves), cfg.Registry)
+	r.bodies = newBodies(cfg.MaxHeldBytes, cfg.Registry, r.refusals[whyMemory])
 	collecting := collect.Config{Logger: cfg.Logger}
 	var taken func([]*member)
 	if pairing.WantsPrefixes(cfg.Policy) {
 		if r.prompts, err = newPrompts(&cfg); err != nil {
 			return nil, err
+		}
+		r.prompts.register(cfg.Registry)
+		if cfg.Warm != nil { // before anything is heard of workers
+			if err := r.prompts.warm(cfg.Warm); err != nil {
+				cfg.Logger.Info("begin without another router's prefix index", "err", err)
+			}
 		}
 		collecting.Sink = r.prompts.index
 		taken = r.prompts.keep
@@ -112,17 +150,23 @@ func New(cfg Config) (*Router, error) {
 	} {
 		r.dialects[d.Name()] = d
 	}
-	r.base, r.stopAll = context.WithCancelCause(context.Background())
-	r.fleet = newFleet(cfg.Source, r.client, func(dialect string) bool { return r.dialects[dialect] != nil }, collecting, taken)
-	cfg.Registry.MustRegister(r.fleet.engines)
-	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
-	r.server = &fasthttp.Server{
-		Name: "headrace", Handler: r.handle, ErrorHandler: r.badRequest, Concurrency: 2 * cfg.MaxConns, // accept holds the limit
-		ReadTimeout: cfg.ReadTimeout, WriteTimeout: cfg.WriteTimeout, IdleTimeout: cfg.IdleTimeout,
-		MaxRequestBodySize: cfg.MaxBodyBytes, ReadBufferSize: cfg.MaxHeaderBytes, WriteBufferSize: 16 << 10,
-		DisablePreParseMultipartForm: true,
-		Logger:                       fasthttpLogger{cfg.Logger}, SecureErrorLogMessage: true, // StreamRequestBody stays off: an unread body would be parsed as a request
+	if r.ends, err = hangup.New(); err != nil {
+		cfg.Logger.Debug("clients are watched by reading", "err", err)
+		r.ends = nil
 	}
+	r.spans = newSpans(cfg.Tracer, cfg.Source, r.metrics.untraced.Inc)
+	r.access = newAccessLog(cfg.AccessLog, cfg.AccessJSON, r.metrics.unlogged)
+	r.base, r.stopAll = context.WithCancelCause(context.Background())
+	r.fleet = newFleet(cfg.Source, cfg.Breaking, r.client, func(dialect string) bool { return r.dialects[dialect] != nil }, collecting, taken)
+	cfg.Registry.MustRegister(r.fleet.engines)
+	r.breakerMetrics, r.budget = newBreakerMetrics(cfg.Registry, r.fleet), breaker.NewBudget(cfg.Breaking.RetryShare, cfg.Breaking.RetryRate)
+	if cfg.APIKeysFile != "" {
+		r.served.Go(func() { follow(r.base.Done(), r.keys.look) })
+	}
+	if r.certs != nil {
+		r.served.Go(func() { follow(r.base.Done(), r.certs.look) })
+	}
+	r.metricsHandler = fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
 	return r, nil
 }
 
@@ -186,6 +230,12 @@ func (r *Router) accept(nc net.Conn) {
 	if tc, ok := nc.(*net.TCPConn); ok { // TCP_NODELAY is Go's default
 		_ = tc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive / 3, Count: 3})
 	}
+	switch c.watchEnd(r.ends); {
+	case r.certs != nil:
+		c.Conn = r.certs.server(nc)
+	case c.watched:
+		c.Conn, c.asks = socket.New(nc), true
+	}
 	r.mu.Lock()
 	full, stopping := len(r.conns) >= r.cfg.MaxConns, r.stopping
 	if !full && !stopping {
@@ -196,24 +246,12 @@ func (r *Router) accept(nc net.Conn) {
 		r.tooMany(nc)
 	}
 	if full || stopping {
+		if c.unwatch != nil {
+			c.unwatch()
+		}
 		_ = nc.Close()
 		return
 	}
-	r.serveAgain(c)
-}
-
-// tooMany answers a connection over the limit. It does not wait: what does not fit the socket's buffer is lost.
-func (r *Router) tooMany(nc net.Conn) {
-	var resp fasthttp.Response
-	resp.SetConnectionClose()
-	setError(&resp, openai.Unavailable("The router has as many connections as it may."), nil)
-	_ = nc.SetWriteDeadline(time.Now().Add(time.Millisecond))
-	_, _ = resp.WriteTo(nc)
-	r.metrics.request("other", resp.StatusCode(), "error")
-}
-
-// serveAgain serves a connection's requests, from the first one or from the one behind a stream.
-func (r *Router) serveAgain(c *clientConn) {
 	r.mu.Lock()
 	if r.stopping {
 		r.mu.Unlock()
@@ -224,8 +262,25 @@ func (r *Router) serveAgain(c *clientConn) {
 	r.mu.Unlock()
 	go func() {
 		defer r.served.Done()
-		_ = r.server.ServeConn(c)
+		if !r.handshake(c) {
+			_ = c.Close()
+			return
+		}
+		r.serveConn(c)
 	}()
+}
+
+// tooMany answers a connection over the limit. It does not wait: what does not fit the socket's buffer is lost.
+func (r *Router) tooMany(nc net.Conn) {
+	if r.certs != nil {
+		return // who waits for a handshake could not read it
+	}
+	var resp fasthttp.Response
+	resp.SetConnectionClose()
+	setError(&resp, openai.Unavailable("The router has as many connections as it may."), nil)
+	_ = nc.SetWriteDeadline(time.Now().Add(time.Millisecond))
+	_, _ = resp.WriteTo(nc)
+	r.metrics.request("other", resp.StatusCode(), "error")
 }
 
 func (r *Router) forget(c *clientConn) {
@@ -284,13 +339,13 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	case <-r.idle:
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("drain requests: %w", context.Cause(ctx)))
-		r.stopAll(errShutdown)
+		r.endAll()
 		select {
 		case <-r.idle:
 		case <-time.After(stopTimeout):
 		}
 	}
-	r.stopAll(errShutdown)
+	r.endAll()
 	stop, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	r.closeConns()
@@ -308,17 +363,36 @@ func (r *Router) Shutdown(ctx context.Context) error {
 		}
 	}
 	r.served.Wait()
+	r.access.close()
+	r.spans.close()
+	if r.ends != nil {
+		errs = append(errs, r.ends.Close())
+	}
 	return errors.Join(errs...)
 }
 
-func (r *Router) closeConns() {
+// endAll ends all requests.
+func (r *Router) endAll() {
+	r.stopAll(errShutdown)
+	for _, c := range r.clients() {
+		c.mu.Lock()
+		if l := c.leaves; l != nil {
+			l.end(errShutdown) // under the lock, for the next request has the same memory
+		}
+		c.mu.Unlock()
+	}
+}
+
+func (r *Router) clients() []*clientConn {
 	r.mu.Lock()
-	conns := make([]*clientConn, 0, len(r.conns))
-	for c := range r.conns {
-		conns = append(conns, c)
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.conns))
+}
+
+func (r *Router) closeConns() {
+	var closing sync.WaitGroup
+	for _, c := range r.clients() {
+		closing.Go(func() { _ = c.Close() }) // TLS has last words, for which it waits
 	}
-	r.mu.Unlock()
-	for _, c := range conns {
-		_ = c.Close()
-	}
+	closing.Wait()
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/headrace/headrace/router/routertest"
 )
@@ -57,7 +56,7 @@ func TestWholeWhenAlone(t *testing.T) {
 
 // TestConcurrent has many requests at once, over reused connections.
 func TestConcurrent(t *testing.T) {
-	h := start(t, nil, pair("p1", "p2", "d1", "d2")...)
+	h := start(t, unless(false), pair("p1", "p2", "d1", "d2")...)
 	t.Run("group", func(t *testing.T) {
 		for i := range 32 {
 			t.Run(fmt.Sprint(i), func(t *testing.T) {
@@ -131,9 +130,7 @@ func TestFaults(t *testing.T) {
 						t.Parallel()
 						ws := pair(ids...)
 						once := f.once(ws)
-						h := startParallel(t, func(c *Config) { // many at once are slow
-							c.Upstream.SilenceTimeout, c.RecoveryTimeout = time.Second, 2*patience
-						}, ws...)
+						h := startParallel(t, unless(f.action == routertest.Stall), ws...) // many at once are slow
 						q := ask{n: 9, stream: stream, usage: stream}
 						h.do(q).wantWhole(t, q)
 						if !once.Within(patience) {

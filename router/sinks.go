@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -15,17 +14,15 @@ import (
 	"github.com/headrace/headrace/router/dialects"
 )
 
-// streamSink writes server-sent events to a hijacked connection, one chunk and one write a flush.
+// streamSink writes server-sent events to a connection, one chunk and one write a flush.
 type streamSink struct {
-	conn         *clientConn
-	head         []byte // the response's header, until it is sent
+	s            *serving
+	id           string // X-Request-Id
+	headed       bool   // the header was sent
 	chunked      bool   // HTTP/1.1
 	includeUsage bool
 	bare         bool // the stream's last event is the engine's own: no [DONE]
-	timeout      time.Duration
-	keepAlive    bool
-	// fail answers with an error while nothing has been sent yet.
-	fail func(e *openai.Error, raw []byte) error
+	closes       bool // the connection cannot be used behind the answer
 
 	buf   []byte // room for the chunk's size, then its data
 	ended bool   // by an answer of whatever kind
@@ -36,9 +33,11 @@ var _ sink = (*streamSink)(nil)
 // sizeRoom is what a chunk's size takes at most: eight digits and a line break.
 const sizeRoom = 10
 
+const roomForSize = "          " // sizeRoom of them
+
 var endOfChunks = []byte("0\r\n\r\n")
 
-func (s *streamSink) begun() bool { return s.head == nil }
+func (s *streamSink) begun() bool { return s.headed }
 
 func (s *streamSink) Phase(dialects.Phase) {}
 
@@ -52,7 +51,7 @@ func (s *streamSink) Event(kind dialects.Kind, raw, _ []byte, _ int) error {
 
 func (s *streamSink) append(raw []byte) {
 	if len(s.buf) == 0 {
-		s.buf = append(s.buf, make([]byte, sizeRoom)...)
+		s.buf = append(s.buf, roomForSize...)
 	}
 	s.buf = append(s.buf, raw...)
 }
@@ -82,16 +81,26 @@ func (s *streamSink) flush(end []byte) error {
 		s.buf = out
 		out = out[from:]
 	}
-	if s.head != nil {
-		out = append(s.head, out...)
-		s.head = nil
+	if !s.headed {
+		s.headed, s.s.streamed = true, true
+		s.s.out = append(s.head(s.s.out), out...) // behind answers that wait
+		s.buf = s.buf[:0]
+		return s.s.flush()
 	}
 	s.buf = s.buf[:0]
-	if err := s.conn.SetWriteDeadline(time.Now().Add(s.timeout)); err != nil {
-		return err
+	return s.s.write(out)
+}
+
+// head appends the answer's header.
+func (s *streamSink) head(b []byte) []byte {
+	closes := s.s.closes
+	s.s.closes = closes || !s.chunked
+	b = append(s.s.begin(b, contentSSE, s.id, time.Now()), "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"...)
+	s.s.closes = closes
+	if s.chunked {
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
 	}
-	_, err := s.conn.Write(out)
-	return err
+	return append(b, "\r\n"...)
 }
 
 func (s *streamSink) finish() error {
@@ -104,7 +113,7 @@ func (s *streamSink) finish() error {
 func (s *streamSink) close() error {
 	s.ended = true
 	if !s.chunked {
-		s.keepAlive = false
+		s.closes = true
 		return s.flush(nil)
 	}
 	return s.flush(endOfChunks)
@@ -114,25 +123,22 @@ func (s *streamSink) refuse(e *openai.Error, raw []byte) {
 	if s.ended {
 		return
 	}
-	var err error
+	s.ended = true
 	if !s.begun() {
-		s.ended = true
-		err = s.fail(e, raw)
+		s.buf = s.buf[:0]
+		setError(&s.s.ctx.Response, e, raw)
+		return
+	}
+	if raw = errorBody(raw); raw != nil {
+		s.append([]byte("data: "))
+		s.append(raw)
+		s.append([]byte("\n\n"))
 	} else {
-		if raw = errorBody(raw); raw != nil {
-			s.append([]byte("data: "))
-			s.append(raw)
-			s.append([]byte("\n\n"))
-		} else {
-			s.append(e.AppendEvent(nil))
-		}
-		// Without its last chunk the stream is a broken one for clients that do not know the error event, too.
-		s.ended, s.keepAlive = true, false
-		err = s.flush(nil)
+		s.append(e.AppendEvent(nil))
 	}
-	if err != nil {
-		s.keepAlive = false
-	}
+	// Without its last chunk the stream is a broken one for clients that do not know the error event, too.
+	s.closes = true
+	_ = s.flush(nil)
 }
 
 // errorBody returns a worker's error on one line, or nil when it is not in OpenAI's shape.
@@ -154,10 +160,11 @@ func errorBody(raw []byte) []byte {
 
 // wholeSink collects a stream into one response.
 type wholeSink struct {
-	resp  *fasthttp.Response
+	s     *serving
+	id    string    // X-Request-Id
+	now   time.Time // zero: not known
 	head  openai.Head
 	parts openai.Assembler
-	taken bool // the answer is a worker's own
 }
 
 var _ sink = (*wholeSink)(nil)
@@ -175,24 +182,25 @@ func (s *wholeSink) Event(_ dialects.Kind, _, data []byte, _ int) error {
 
 // Whole takes a worker's own answer.
 func (s *wholeSink) Whole(contentType string, body []byte) error {
-	s.resp.SetStatusCode(http.StatusOK)
-	s.resp.Header.SetContentType(contentType)
-	s.resp.SetBody(body)
-	s.taken = true
+	s.answer(contentType, body)
 	return nil
 }
 
 func (s *wholeSink) finish() error {
-	if s.taken {
-		return nil
+	if !s.s.streamed {
+		s.answer(contentJSON, s.head.AppendWhole(nil, &s.parts.Whole))
 	}
-	s.resp.SetStatusCode(http.StatusOK)
-	s.resp.Header.SetContentType(contentJSON)
-	s.resp.SetBodyRaw(s.head.AppendWhole(nil, &s.parts.Whole))
 	return nil
 }
 
-func (s *wholeSink) refuse(e *openai.Error, raw []byte) { setError(s.resp, e, raw) }
+func (s *wholeSink) answer(contentType string, body []byte) {
+	if s.now.IsZero() {
+		s.now = time.Now()
+	}
+	s.s.whole(contentType, s.id, body, s.now)
+}
+
+func (s *wholeSink) refuse(e *openai.Error, raw []byte) { setError(&s.s.ctx.Response, e, raw) }
 
 const (
 	contentJSON = "application/json"

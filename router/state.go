@@ -58,4 +58,5 @@ func (q *request) enter(next state) {
 		m.phases[next].Inc()
 	}
 	q.state = next
+	q.times.enter(q, next)
 }

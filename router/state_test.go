@@ -1,14 +1,12 @@
 package router
 
 import (
-	"context"
-	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/headrace/headrace/router/breaker"
 	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
@@ -65,41 +63,15 @@ func TestStates(t *testing.T) {
 	}
 }
 
-func TestAdmission(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		a := newAdmission(1, 2)
-		ctx, cancel := context.WithCancelCause(context.Background())
-		if err := a.enter(ctx, 1); err != nil {
-			t.Fatal(err)
-		}
-		got := make(chan error, 2)
-		for range 2 {
-			go func() { got <- a.enter(ctx, 1) }()
-			synctest.Wait()
-		}
-		if err := a.enter(ctx, 1); !errors.Is(err, errQueueFull) {
-			t.Errorf("a fourth: %v", err)
-		}
-		a.leave(1) // the second's turn
-		if err := <-got; err != nil {
-			t.Error(err)
-		}
-		cancel(errClientGone)
-		if err := <-got; !errors.Is(err, errClientGone) {
-			t.Errorf("the third: %v", err)
-		}
-		a.leave(1)
-		if running, waiting := a.counts(); running != 0 || waiting != 0 {
-			t.Errorf("%d run, %d wait", running, waiting)
-		}
-	})
-}
-
 // newTestFleet is a fleet of these workers, with a clock that the test moves.
 func newTestFleet(t *testing.T, workers ...pairing.Worker) (f *fleet, now *time.Time) {
 	t.Helper()
 	client := upstream.New(upstream.Config{})
-	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, client, func(string) bool { return true }, collect.Config{}, nil)
+	var breaking Breaking
+	if err := breaking.check(); err != nil {
+		t.Fatal(err)
+	}
+	f = newFleet(&fleetSource{changed: make(chan struct{}), workers: workers}, breaking, client, func(string) bool { return true }, collect.Config{}, nil)
 	t.Cleanup(func() {
 		f.close()
 		client.Close()
@@ -114,16 +86,16 @@ func TestCoolDown(t *testing.T) {
 	a := pairing.Worker{ID: "a", Model: "m", Addr: "a:1", Dialect: "native"}
 	f, now := newTestFleet(t, a)
 	cooling := func() time.Duration { return f.view().Workers[0].CoolUntil.Sub(*now) }
-	for _, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
-		f.failed("a", "lost")
-		f.failed("a", "lost") // the same fault, seen by another request
+	for _, want := range []time.Duration{1, 2, 4, 8, 10, 10} {
+		f.failed("a", breaker.Lost, "lost")
+		f.failed("a", breaker.Lost, "lost") // the same fault, seen by another request
 		if got := cooling(); got != want*time.Second {
 			t.Errorf("cools for %s, want %d s", got, want)
 		}
 		*now = now.Add(want * time.Second)
 	}
-	f.served(&a)
-	f.failed("a", "lost")
+	f.served(&pairing.Decision{Whole: &a}, f.now())
+	f.failed("a", breaker.Lost, "lost")
 	if got := cooling(); got != time.Second {
 		t.Errorf("cools for %s behind a success", got)
 	}
@@ -159,5 +131,57 @@ func TestBars(t *testing.T) {
 	a.NodeData = "n:2"
 	if f.take([]pairing.Worker{a, b}); f.barred("a", "b") {
 		t.Error("barred though the daemon of one is another now")
+	}
+}
+
+// TestEjectShare: errors take at most half of a sort of workers out, whoever cannot be reached is out besides.
+func TestEjectShare(t *testing.T) {
+	var ws []pairing.Worker
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		ws = append(ws, pairing.Worker{ID: id, Model: "m", Addr: id + ":1", Dialect: "native", Role: pairing.RoleDecode})
+	}
+	ws[4].Role = pairing.RolePrefill
+	f, now := newTestFleet(t, ws...)
+	out := func() (ids string) {
+		v := f.view()
+		defer f.viewed(v)
+		for _, c := range v.Workers {
+			if c.CoolUntil.After(v.Now) {
+				ids += c.ID
+			}
+		}
+		return ids
+	}
+	fail := func(id string) {
+		for range 5 {
+			f.failed(id, breaker.Erred, "error")
+		}
+		*now = now.Add(10 * time.Millisecond)
+	}
+	for _, step := range []struct{ id, want string }{{"a", "a"}, {"e", "ae"}, {"b", "abe"}, {"c", "bce"}, {"d", "cde"}} {
+		if fail(step.id); out() != step.want {
+			t.Errorf("%q are left alone behind the errors of %s, want %q", out(), step.id, step.want)
+		}
+	}
+	*now = now.Add(time.Second)
+	for _, id := range []string{"a", "b", "c"} {
+		f.failed(id, breaker.Lost, "lost")
+	}
+	if got := out(); got != "abc" {
+		t.Errorf("%q are left alone, of whom three cannot be reached", got)
+	}
+	trials, ok := f.claim(&pairing.Decision{Prefill: &ws[4], Decode: &ws[3]}, f.now())
+	if len(trials) != 2 || !ok {
+		t.Errorf("%d trials, %v", len(trials), ok)
+	}
+	if got := out(); got != "abcde" {
+		t.Errorf("%q are left alone while two are tried", got)
+	}
+	if more, ok := f.claim(&pairing.Decision{Whole: &ws[3]}, f.now()); len(more) > 0 || ok {
+		t.Error("two try one worker at once")
+	}
+	f.served(&pairing.Decision{Prefill: &ws[4], Decode: &ws[3]}, f.now())
+	if got := out(); got != "abc" {
+		t.Errorf("%q are left alone behind a trial", got)
 	}
 }

@@ -32,6 +32,9 @@ elif [ "$level" != lab ]; then
 fi
 if [ "$level" = bench ]; then
 	command -v iperf3 >/dev/null || wished+=(iperf3)
+	for proxy in nginx haproxy; do # beside the router
+		[ -n "$(PATH=$PATH:/usr/sbin:/sbin command -v "$proxy")" ] || wished+=("${proxy/nginx/nginx-light}")
+	done
 	has_venv || wished+=(python3-venv)
 fi
 if [ "$level" = vllm ]; then

@@ -100,7 +100,19 @@ func (e *Engine) Drain() Cut {
 	e.drain.draining = true
 	cut := Cut{Tickets: e.book.used(e.now()), RateLimitBps: e.rate.get()}
 	e.drain.gate.Unlock()
+	e.stopAccepting() // first: who is sent on dials at once, and a connection accepted here is refused
 	e.sendParkedOn()
+	e.mu.Lock()
+	for id := range e.clients {
+		cut.Engines = append(cut.Engines, id)
+	}
+	e.mu.Unlock()
+	slices.Sort(cut.Engines)
+	return cut
+}
+
+// stopAccepting leaves connections to the successor, or to Resume: they wait in the listener's queue.
+func (e *Engine) stopAccepting() {
 	e.drain.mu.Lock()
 	if e.drain.accepts {
 		e.drain.accepts = false
@@ -110,13 +122,6 @@ func (e *Engine) Drain() Cut {
 	if l, ok := e.listener.(deadliner); ok {
 		_ = l.SetDeadline(time.Unix(1, 0))
 	}
-	e.mu.Lock()
-	for id := range e.clients {
-		cut.Engines = append(cut.Engines, id)
-	}
-	e.mu.Unlock()
-	slices.Sort(cut.Engines)
-	return cut
 }
 
 type deadliner interface{ SetDeadline(time.Time) error }

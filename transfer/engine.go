@@ -50,6 +50,8 @@ type Engine struct {
 	skewed   map[string]*skewedPeer
 	faults   map[string]*peerFault
 	keeper   keeper
+
+	history history
 }
 
 type counters struct {
@@ -166,13 +168,8 @@ func (c *Config) complete() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	orDefault(&c.Lanes, lanesDefault())
-	switch c.Method {
-	case "", "auto", Direct.String(), Staged.String():
-	default:
-		return fmt.Errorf("%w: method %q: choose auto, direct or staged", ErrInvalid, c.Method)
-	}
-	if c.Lanes > lanesMax {
-		return fmt.Errorf("%w: %d lanes, at most %d", ErrInvalid, c.Lanes, lanesMax)
+	if err := CheckWays(c.Method, c.Lanes); err != nil {
+		return err
 	}
 	orDefault(&c.PingInterval, 500*time.Millisecond)
 	orDefault(&c.DeadAfter, 2500*time.Millisecond)
@@ -182,6 +179,19 @@ func (c *Config) complete() error {
 		c.ticks = systemTicks
 	}
 	c.Limits.complete()
+	return nil
+}
+
+// CheckWays says what cannot be of a Config's Method and Lanes.
+func CheckWays(method string, lanes int) error {
+	switch method {
+	case "", "auto", Direct.String(), Staged.String():
+	default:
+		return fmt.Errorf("%w: method %q: choose auto, direct or staged", ErrInvalid, method)
+	}
+	if lanes < 0 || lanes > lanesMax {
+		return fmt.Errorf("%w: %d lanes: 1 to %d, 0 for the daemon's choice", ErrInvalid, lanes, lanesMax)
+	}
 	return nil
 }
 

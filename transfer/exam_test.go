@@ -54,7 +54,7 @@ func TestExamination(t *testing.T) {
 		t.Errorf("read %q, %v", b, err)
 	}
 	open[0].Close()
-	for deadline := time.Now().Add(5 * time.Second); ; { // its place is free soon
+	for deadline := time.Now().Add(20 * time.Second); ; { // its place is free soon
 		_, _, err := transfer.DialExam(dial(t, e.DataAddr()), transporttest.Key, "doctor")
 		if err == nil {
 			break

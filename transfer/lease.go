@@ -31,6 +31,8 @@ type lease struct {
 	timer *time.Timer
 	geom  geometry // since bound
 	bytes uint64   // landed
+	// What headrace trace tells.
+	course course
 }
 
 func (l *lease) role() uint8 {
@@ -109,6 +111,7 @@ func (l *lease) finish(o outcome) bool {
 			l.tellPeer(ch, &o)
 		}
 	}
+	l.remember(&o) // before it is off the list of the living, so that it is always found
 	l.detach(ch)
 	l.account(o, ch, forced, began)
 	kind := o.kind

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sync/atomic"
+	"time"
 )
 
 // sourceLease is P's side: what was pushed, what is on its way, what landed.
@@ -260,6 +261,7 @@ func (l *sourceLease) writeDone(p *Piece, lane int, err error) {
 	}
 	f.done = true
 	l.laneSent[lane]++
+	l.course.piece()
 	if f.bad && f.push != nil {
 		l.again(f)
 		l.mu.Unlock()
@@ -285,6 +287,7 @@ func (l *sourceLease) again(f *flight) {
 		return
 	}
 	f.done, f.bad, f.lane = false, false, -1
+	l.course.again++
 	l.geom.each(&f.piece, func(bit uint64) { l.posted.clear(bit) })
 	l.retry = append(l.retry, f.piece)
 	l.unqueued.Add(int64(f.piece.Bytes))
@@ -446,6 +449,7 @@ func (l *sourceLease) bound(m *boundMsg) error {
 		return nil
 	}
 	l.state = LeaseBound
+	l.course.bound = time.Now()
 	l.geom, l.target, l.epoch, l.dstBlocks, l.keys = g, m.target, m.epoch, m.blocks, m.keys
 	l.spareOnly, l.hostless = l.ch.needsSpare(l.regions, m.keys), hostless(l.regions)
 	l.posted = newBitmap(g.bits)

@@ -255,11 +255,13 @@ func (l *targetLease) arrived(x *Landing, whole bool) (tell *channel) {
 	if fresh {
 		n := uint64(x.Piece.Bytes)
 		l.bytes += n
+		l.course.piece()
 		l.ch.landed.Add(n)
 		l.ch.lanes.landedOn(x.lane, n)
 		l.e.totals.landed.Add(n)
 	} else {
 		l.e.totals.duplicate.Add(1)
+		l.course.again++
 	}
 	if l.ch.local {
 		tell = l.ch
@@ -463,6 +465,7 @@ func (c *channel) bindTarget(l *targetLease, g geometry, grant Grant, blocks, le
 	}
 	l.state, l.geom, l.grant, l.dstBlocks, l.lent = LeaseBound, g, grant, blocks, lent
 	l.landed = newBitmap(g.bits)
+	l.course.bound = time.Now()
 	c.bound[l.id] = l
 	return nil
 }

@@ -29,7 +29,8 @@ type Options struct {
 	Progress    io.Writer
 }
 
-func (o *Options) defaults() error {
+// Check sets the defaults and says what cannot be.
+func (o *Options) Check() error {
 	for _, x := range []struct {
 		v        *int
 		fallback int
@@ -82,7 +83,7 @@ type Row struct {
 
 // Run measures.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if err := o.defaults(); err != nil {
+	if err := o.Check(); err != nil {
 		return nil, err
 	}
 	r := &Report{Model: filepath.Base(o.Model)}

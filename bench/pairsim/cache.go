@@ -98,8 +98,8 @@ func (c *cache) give(n int) { c.used -= n }
 // usage is the part that is held.
 func (c *cache) usage() float64 { return float64(c.used-c.idles) / float64(c.capacity) }
 
-// pooledHits is the share of the prompts' tokens that one cache of so many blocks would have had.
-func pooledHits(trace []Request, blocks int) float64 {
+// PooledHits is the share of the prompts' tokens that one cache of so many blocks, all requests in order, would have had.
+func PooledHits(trace []Request, blocks int) float64 {
 	c := newCache(blocks)
 	var hit, all int
 	for i := range trace {

@@ -24,8 +24,8 @@ func DefaultTiming() Timing {
 		Blocks: 800, Streams: 256, ChannelBps: 25e9, TokenBytes: 128 << 10}
 }
 
-// faster is the timing with everything k times as fast.
-func (t Timing) faster(k float64) Timing {
+// Faster is the timing with everything k times as fast.
+func (t Timing) Faster(k float64) Timing {
 	t.PrefillRate *= k
 	t.ChannelBps *= k
 	t.Step = time.Duration(float64(t.Step) / k)
@@ -35,18 +35,21 @@ func (t Timing) faster(k float64) Timing {
 
 // job is a request on its way.
 type job struct {
-	q        *Request
-	n        int // in the trace
-	prefill  *engine
-	decode   *engine // the same one for a whole request
-	tokens   int     // of the prompt that the router thought were to be computed
-	sentAt   time.Duration
-	ahead    int64 // tokens that were queued before it, those of its own included
-	left     int   // of the prompt to compute
-	cached   int   // tokens that were in the cache when it began
-	firstAt  time.Duration
-	made     int // tokens of the answer
-	streams0 int64
+	q       *Request
+	n       int // in the trace
+	prefill *engine
+	decode  *engine // the same one for a whole request
+	tokens  int     // of the prompt that the router thought were to be computed
+	sentAt  time.Duration
+	// What the policy took for the time to the first token, in seconds, if it did.
+	estimate  float64
+	estimated bool
+	ahead     int64 // tokens that were queued before it, those of its own included
+	left      int   // of the prompt to compute
+	cached    int   // tokens that were in the cache when it began
+	firstAt   time.Duration
+	made      int // tokens of the answer
+	streams0  int64
 }
 
 // engine is one worker.
@@ -59,6 +62,7 @@ type engine struct {
 	arrived []*job // KV is on its way or there, to be decoded
 	running []*job
 	busy    bool
+	ends    []time.Duration // of requests that were decoded here
 
 	// What the router knows.
 	load      pairing.Load

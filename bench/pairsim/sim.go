@@ -58,9 +58,9 @@ type sim struct {
 	left    int // requests that have not ended
 
 	ttft      []time.Duration
+	estimates Estimates
 	itl       time.Duration
 	itlTokens int
-	ends      []time.Duration
 	hit, all  int
 	pairs     int
 	err       error
@@ -152,6 +152,7 @@ func (s *sim) arrive(j *job, now time.Duration) {
 	p := j.prefill
 	j.tokens = j.q.Input - int(min(d.CachedTokens, int64(j.q.Input-1)))
 	j.sentAt = now
+	j.estimate, j.estimated = d.Estimate()
 	if p.load.Prefills == 0 {
 		p.headSince = now
 	}
@@ -193,6 +194,9 @@ func (s *sim) first(j *job, now time.Duration) {
 	j.firstAt = now
 	j.streams0 = j.decode.load.Decodes
 	s.ttft = append(s.ttft, now-j.sentAt)
+	if j.estimated {
+		s.estimates.Add(j.estimate, (now - j.sentAt).Seconds())
+	}
 	s.hit += j.cached
 	s.all += j.q.Input
 }
@@ -232,14 +236,30 @@ func (s *sim) finish(j *job, now time.Duration) {
 	}
 	d.load.Decodes--
 	d.load.HeldTokens -= int64(j.q.Input)
-	s.ends = append(s.ends, now)
+	d.ends = append(d.ends, now)
 	s.left--
 }
 
-// rate is how many requests a second were served while there was enough to do: until all but a twentieth were.
+// rate is what the engines can serve of what came all at once: see Saturation.
 func (s *sim) rate() float64 {
-	ends := slices.Clone(s.ends)
-	slices.Sort(ends)
-	n := len(ends) * 19 / 20
-	return float64(n) / ends[max(n-1, 0)].Seconds()
+	ends := make([][]time.Duration, len(s.engines))
+	for i, e := range s.engines {
+		ends[i] = e.ends
+	}
+	return Saturation(ends)
+}
+
+// Saturation is the requests a second of all engines together, each of them as long as it has enough to do: until all but a
+// twentieth of its own were served. They were given everything at once, and ends are the times since then at which each
+// engine's requests ended; they are sorted. Chance gives more to one engine than to another, the more so the shorter the
+// trace, and when the last one ends says nothing of what all can serve.
+func Saturation(ends [][]time.Duration) float64 {
+	sum := 0.0
+	for _, of := range ends {
+		slices.Sort(of)
+		if n := len(of) * 19 / 20; n > 0 {
+			sum += float64(n) / max(of[n-1], 1).Seconds()
+		}
+	}
+	return sum
 }

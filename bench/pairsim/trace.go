@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"time"
 )
 
 // Request is one line of a trace.
@@ -94,6 +95,19 @@ func Generate(n int, gap float64, seed uint64) []Request {
 		if t.turns--; t.turns > 0 {
 			t.blocks, t.from = blocks[:input/BlockTokens], at+gap*(50+rng.ExpFloat64()*100)
 			talks = append(talks, t)
+		}
+	}
+	return out
+}
+
+// Part is what comes of a trace in so much time from from on, as a trace of its own. to 0 is the end.
+func Part(trace []Request, from, to time.Duration) []Request {
+	var out []Request
+	for _, q := range trace {
+		at := time.Duration(q.At * float64(time.Millisecond))
+		if at >= from && (to == 0 || at < to) {
+			q.At -= float64(from) / float64(time.Millisecond)
+			out = append(out, q)
 		}
 	}
 	return out

@@ -24,7 +24,7 @@ func (a *app) bench() *cobra.Command {
 		Args:    cobra.ArbitraryArgs,
 		RunE:    group,
 	}
-	cmd.AddCommand(a.benchTransfer(), a.benchModel(), a.benchIndex(), a.benchEngine(), a.benchPairing())
+	cmd.AddCommand(a.benchTransfer(), a.benchModel(), a.benchIndex(), a.benchEngine(), a.benchPairing(), a.benchPlan(), a.benchRouter())
 	return cmd
 }
 
@@ -80,50 +80,63 @@ func (a *app) benchTransfer() *cobra.Command {
 		}
 		o.Bytes, o.Region = int64(size), int64(region)
 		o.Progress = a.progress()
-		if err := o.Check(); err != nil {
+		if err := errors.Join(o.Check(), checkFolder("peers", peersFolder(peers)), checkFolderOf("svg", svg)); err != nil {
 			return config.Misused(err)
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-		defer stop()
-		report, err := bench.Transfer(ctx, o)
+		report, err := measured(cmd.Context(), a.out, o, asJSON, bench.Transfer, bench.Print)
 		if err != nil {
 			return err
 		}
-		if err := bench.Print(a.out, report, asJSON); err != nil {
-			return err
-		}
-		if svg != "" && ctx.Err() == nil {
-			if err := draw(svg, report); err != nil {
-				return err
-			}
-		}
-		return verdictOf(ctx, report, check)
+		return errors.Join(draw(svg, report, bench.SVG), verdict(check, report))
 	}
 	return cmd
 }
 
-func draw(path string, r *bench.Report) error {
+// measured runs a measurement until it is through or a signal comes, and prints the report, of what there is by then.
+func measured[O, R any](ctx context.Context, out io.Writer, o O, asJSON bool, run func(context.Context, O) (R, error), print func(io.Writer, R, bool) error) (report R, err error) {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if report, err = run(ctx, o); err != nil {
+		return report, err
+	}
+	if err = print(out, report, asJSON); err == nil && ctx.Err() != nil {
+		err = errInterrupted
+	}
+	return report, err
+}
+
+// draw writes the chart of a report into a file, if one is named.
+func draw[R any](path string, report R, svg func(io.Writer, R) error) error {
+	if path == "" {
+		return nil
+	}
 	f, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("draw: %w", err)
 	}
-	return errors.Join(bench.SVG(f, r), f.Close())
+	return errors.Join(svg(f, report), f.Close())
+}
+
+// verdict is the error of a measurement that missed a target, where those are checked.
+func verdict(check bool, report interface{ Failed() bool }) error {
+	if check && report.Failed() {
+		return fmt.Errorf("a target was missed: see the lines that say %q", bench.Fails)
+	}
+	return nil
+}
+
+// peersFolder is the folder of --peers, "" where it names none.
+func peersFolder(peers string) string {
+	if peers == ownPeers {
+		return ""
+	}
+	return peers
 }
 
 // progress is where a measurement says how far it is: a terminal, or nowhere.
 func (a *app) progress() io.Writer {
 	if term.IsTerminal(int(os.Stderr.Fd())) {
 		return a.err
-	}
-	return nil
-}
-
-func verdictOf(ctx context.Context, r *bench.Report, check bool) error {
-	if ctx.Err() != nil {
-		return errInterrupted
-	}
-	if check && r.Failed() {
-		return fmt.Errorf("a target was missed: see the lines that say %q", bench.Fails)
 	}
 	return nil
 }

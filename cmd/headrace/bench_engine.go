@@ -7,6 +7,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/headrace/headrace/bench/enginebench"
+	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/modelfetch"
 )
 
@@ -36,6 +37,9 @@ func (a *app) benchEngine() *cobra.Command {
 	fs.BoolVar(&startup, "startup", true, "start worker processes too, to see how long that takes")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON document")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if err := o.Check(); err != nil {
+			return config.Misused(err)
+		}
 		if o.Model == "" {
 			if o.Model, err = modelfetch.Default.Ensure(cmd.Context(), modelfetch.Options{Progress: a.err}); err != nil {
 				return err

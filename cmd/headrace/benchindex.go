@@ -1,10 +1,6 @@
 package main
 
 import (
-	"errors"
-	"os/signal"
-	"syscall"
-
 	"github.com/spf13/cobra"
 
 	"github.com/headrace/headrace/bench"
@@ -38,22 +34,11 @@ func (a *app) benchIndex() *cobra.Command {
 		if err := o.Check(); err != nil {
 			return config.Misused(err)
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-		defer stop()
-		report, err := bench.Index(ctx, o)
+		report, err := measured(cmd.Context(), a.out, o, asJSON, bench.Index, bench.PrintIndex)
 		if err != nil {
 			return err
 		}
-		if err := bench.PrintIndex(a.out, report, asJSON); err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return errInterrupted
-		}
-		if check && report.Failed() {
-			return errors.New("a target was missed")
-		}
-		return nil
+		return verdict(check, report)
 	}
 	return cmd
 }

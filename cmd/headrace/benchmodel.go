@@ -2,10 +2,8 @@ package main
 
 import (
 	"fmt"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -55,19 +53,8 @@ func (a *app) benchModel() *cobra.Command {
 		if err := o.Check(); err != nil {
 			return config.Misused(err)
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-		defer stop()
-		report, err := bench.Model(ctx, o)
-		if err != nil {
-			return err
-		}
-		if err := bench.PrintModel(a.out, report, asJSON); err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return errInterrupted
-		}
-		return nil
+		_, err = measured(cmd.Context(), a.out, o, asJSON, bench.Model, bench.PrintModel)
+		return err
 	}
 	return cmd
 }

@@ -44,6 +44,7 @@ type engineFlags struct {
 	model         string
 	modelName     string
 	weight        *float64
+	namespace     string
 	socket        string
 	node          string
 	advertise     string
@@ -83,26 +84,27 @@ free ports. --print-command prints what would be started.`,
 	o.p.add(fs, "engine", "127.0.0.1:0")
 	o.addTemplate(fs)
 	fs.StringVar(&o.watch, "watch", "", "`URL` of an engine that runs already, which is announced and never started nor stopped")
-	fs.StringVar(&o.kvAddress, "kv-address", "", "`HOST:PORT` at which other engines find this one's own KV connector (default: as its command line and the engine itself say)")
+	addPeer(fs, &o.kvAddress, "kv-address", "`HOST:PORT` at which other engines find this one's own KV connector (default: as its command line and the engine itself say)")
 	fs.StringVar(&o.kvEngine, "kv-engine", "", "`id` by which other engines know this one's connector (default: engine_id of its --kv-transfer-config)")
 	fs.StringVar(&o.role, "role", "both", "prefill, decode or both")
 	fs.StringVar(&o.model, "model", "", "`folder` of the model in Hugging Face's form, or whatever {model} is in the template")
 	fs.StringVar(&o.modelName, "model-name", "", "what clients call the model (default: the folder's name)")
 	o.weight = addWeight(fs)
+	addNamespace(fs, &o.namespace)
 	fs.StringVar(&o.socket, "socket", "", "`path` of the node daemon's unix socket (default DATA-DIR/node.sock)")
 	fs.StringVar(&o.node, "node", "", "`id` of the node daemon (default: the one of that socket on this host)")
-	fs.StringVar(&o.advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
+	addPeer(fs, &o.advertise, "advertise", "`HOST:PORT` that routers connect to, when --listen is not it")
 	fs.IntVar(&o.shape.Threads, "threads", 0, "threads on a CPU (default: the engine's choice)")
 	fs.Var(&o.shape.KVMemory, "kv-memory", "KV cache, as 4GiB (default: the engine's choice)")
 	fs.IntVar(&o.shape.BlockTokens, "block-tokens", 0, "tokens of a KV block (default: the engine's choice)")
 	fs.IntVar(&o.shape.TensorParallel, "tensor-parallel", 0, "ranks that share the model (default: one a GPU of --gpus)")
 	fs.BoolVar(&o.printCommand, "print-command", false, "print the command line that would be started, and end")
-	fs.DurationVar(&o.start, "start-timeout", sidecar.StartTimeout, "how long the engine may take until it answers")
-	fs.DurationVar(&o.drain, "drain-timeout", sidecar.DrainTimeout, "longest that requests may go on after SIGTERM")
-	fs.DurationVar(&o.stop, "stop-timeout", sidecar.StopTimeout, "longest that the engine may take to end on SIGTERM")
+	addSpan(fs, &o.start, "start-timeout", sidecar.StartTimeout, "how long the engine may take until it answers")
+	addSpan(fs, &o.drain, "drain-timeout", sidecar.DrainTimeout, "longest that requests may go on after SIGTERM")
+	addSpan(fs, &o.stop, "stop-timeout", sidecar.StopTimeout, "longest that the engine may take to end on SIGTERM")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		o.shape.Args = args
-		if err := o.validate(); err != nil {
+		if err := errors.Join(o.validate(), checkWeight(*o.weight)); err != nil {
 			return config.Misused(err)
 		}
 		return a.runEngine(cmd, &o)
@@ -272,7 +274,7 @@ func (o *engineFlags) prepare(ctx context.Context) (*sidecar.Config, error) {
 		return nil, err
 	}
 	e := &cfg.Entry
-	e.Weight = o.weight
+	e.Weight, e.Namespace = o.weight, o.namespace
 	e.ID, e.Role, e.Host = defaultID(o.p.id, "engine", cfg.Addr), o.role, hostname()
 	if e.Addr = o.advertise; e.Addr == "" {
 		e.Addr = cfg.Addr

@@ -7,9 +7,13 @@ import (
 	"os"
 
 	"github.com/headrace/headrace/bench"
+	"github.com/headrace/headrace/bench/routerbench"
+	"github.com/headrace/headrace/bench/tracebench"
 )
 
 func main() {
 	bench.MaybeChild() // a benchmark starts its daemons from this binary
+	routerbench.MaybeChild()
+	tracebench.MaybeChild()
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }

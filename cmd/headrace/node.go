@@ -36,8 +36,8 @@ func (a *app) node() *cobra.Command {
 	p.add(fs, "node", "127.0.0.1:0")
 	fs.StringVar(&cfg.Socket, "socket", "", "`path` of the unix socket for workers (default DATA-DIR/node.sock)")
 	fs.DurationVar(&cfg.Spin, "spin", 0, "how `long` to look for an engine's next push, where they come that often, before sleeping; negative: never (default 100us)")
-	fs.StringVar(&cfg.Advertise, "advertise", "", "`HOST:PORT` that other nodes connect to, when --listen is not it")
-	fs.StringVar(&cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
+	addPeer(fs, &cfg.Advertise, "advertise", "`HOST:PORT` that other nodes connect to, when --listen is not it")
+	addListen(fs, &cfg.Admin, "admin", "127.0.0.1:0", "`address` of /metrics, /status and /healthz; it has no access control")
 	fs.IntVar(&cfg.Lanes, "lanes", 0, "streams of a channel (default: the daemon's choice)")
 	fs.StringVar(&cfg.Checksum, "checksum", "sampled", "which `pieces` are sent with a checksum that the other end verifies: off, sampled (1 in 64), always or 1/N")
 	fs.StringVar(&cfg.Congestion, "tcp-congestion", "", "congestion control of TCP lanes, host for the host's own (default: the host's own, but cubic on loopback)")
@@ -46,7 +46,7 @@ func (a *app) node() *cobra.Command {
 	fs.Var(&rate, "rate", "limit of bytes sent in a second, as 1GiB; 0 for none")
 	fs.UintSliceVar(&uids, "allow-uid", nil, "users beside this one and root whose workers may connect")
 	fs.BoolVar(&cfg.Takeover, "takeover", false, "take the place of the daemon that serves --socket, whose workers come over and go on")
-	fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", time.Minute, "how long transfers may go on here once another daemon took over")
+	addSpan(fs, &cfg.DrainTimeout, "drain-timeout", time.Minute, "how long transfers may go on here once another daemon took over")
 	addTransport(fs, &cfg.Transport)
 	ports.add(fs)
 	addKeyFile(fs, &keyFile)
@@ -59,9 +59,6 @@ func (a *app) node() *cobra.Command {
 			return err
 		}
 		settings.Logger = cfg.Logger
-		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
-			return err
-		}
 		if cfg.Socket == "" {
 			cfg.Socket = filepath.Join(p.dataDir, "node.sock")
 		}
@@ -71,6 +68,12 @@ func (a *app) node() *cobra.Command {
 		}
 		for _, u := range uids {
 			cfg.AllowUIDs = append(cfg.AllowUIDs, uint32(u))
+		}
+		if err := cfg.Validate(); err != nil {
+			return config.Misused(err)
+		}
+		if cfg.ClusterKey, err = clusterKey(keyFile, p.dataDir); err != nil {
+			return err
 		}
 		cfg.Build = version.Get().Version
 		exam := examiner(cfg.NodeID)

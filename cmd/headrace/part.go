@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/headrace/headrace/internal/clusterauth"
 	"github.com/headrace/headrace/internal/config"
 	"github.com/headrace/headrace/internal/registry"
 	"github.com/headrace/headrace/internal/supervise"
@@ -36,9 +38,9 @@ type partFlags struct {
 
 func (p *partFlags) add(fs *pflag.FlagSet, kind, listen string) {
 	fs.StringVar(&p.id, "id", "", "name in the cluster (default HOST-"+kind+"-PORT)")
-	fs.StringVar(&p.listen, "listen", listen, "`address` to listen on, port 0 for any")
+	addListen(fs, &p.listen, "listen", listen, "`address` to listen on, port 0 for any")
 	addDataDir(fs, &p.dataDir)
-	fs.StringSliceVar(&p.etcd, "etcd", nil, "etcd endpoints of the registry, `HOST:PORT,...`; none: not listed")
+	addEtcd(fs, &p.etcd, "etcd endpoints of the registry, `HOST:PORT,...`; none: not listed")
 	fs.BoolVar(&p.debug, "debug", false, "open the debugging endpoints on the admin address")
 	fs.StringVar(&p.ready, "ready-file", "", "write a JSON `file` once requests are served")
 	fs.IntVar(&p.parentFD, "parent-fd", 0, "descriptor of the supervisor's pipe")
@@ -59,6 +61,46 @@ func addTransport(fs *pflag.FlagSet, v *string) {
 
 func addKeyFile(fs *pflag.FlagSet, v *string) {
 	fs.StringVar(v, "cluster-key-file", "", "`file` with the key that the cluster's routers and nodes share (default DATA-DIR/cluster.key)")
+}
+
+// addClusterKey is for commands that ask routers.
+func addClusterKey(fs *pflag.FlagSet, v *string) {
+	fs.StringVar(v, "cluster-key-file", "", "`file` with the key that routers on other hosts ask for (default DATA-DIR/cluster.key, if it is there)")
+}
+
+// withClusterKey is ctx with the key by which routers on other hosts answer; without one where there is no file. The data folder's is for
+// what runs here.
+func withClusterKey(ctx context.Context, file, dataDir string) (context.Context, error) {
+	given := file != ""
+	if !given {
+		file = filepath.Join(dataDir, "cluster.key")
+	}
+	key, err := config.ReadKey(file)
+	if err != nil && given && !errors.Is(err, fs.ErrPermission) { // what may name it is the machine's configuration, for whoever asks
+		return nil, config.Misused(err)
+	}
+	return clusterauth.WithKey(ctx, key), nil
+}
+
+// running is what the headrace up in dataDir says of itself; where there is none, what says what to do.
+func running(dataDir, what string) (*supervise.State, error) {
+	s, err := supervise.ReadState(dataDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("nothing runs in %s; %s", dataDir, what)
+	}
+	return s, err
+}
+
+// endpointsOf are etcd, or where none were given those of the headrace up in dataDir.
+func endpointsOf(etcd []string, dataDir, what string) ([]string, error) {
+	if len(etcd) > 0 {
+		return etcd, nil
+	}
+	s, err := running(dataDir, what)
+	if err != nil {
+		return nil, err
+	}
+	return strings.Split(s.Etcd, ","), nil
 }
 
 // clusterKey reads the key; the one in the data folder is made when it is missing.

@@ -29,6 +29,7 @@ func (r *rdmaFlags) add(fs *pflag.FlagSet) {
 	fs.IntVar(&c.PKeyIndex, "rdma-pkey-index", 0, "`index` of the partition key in the ports' tables")
 	fs.StringVar(&r.pkey, "rdma-pkey", "", "partition key by its `value`, as 0x8001, in place of its index: looked for in each port's table")
 	fs.IntVar(&c.ServiceLevel, "rdma-service-level", 0, "service level of RDMA packets, 0 to 15; on Ethernet the VLAN priority")
+	fs.IntVar(&c.AckTimeout, "rdma-ack-timeout", 0, "wait for acknowledgements 4.096 us * 2^`n`, eight times (1 to 31; 0: 14, which is 67 ms)")
 	fs.IntVar(&c.TrafficClass, "rdma-traffic-class", 0, "traffic class of RDMA packets, 0 to 255: four times their DSCP")
 	fs.StringVar(&c.Op, "rdma-op", rdma.OpWrite, "how KV is sent over RDMA: write, or read, which has the other end's daemon fetch it")
 	fs.DurationVar(&c.Spin, "rdma-spin", 0, "how `long` to look for RDMA completions before sleeping; it takes a processor and saves a wake-up")

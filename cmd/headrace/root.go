@@ -72,7 +72,7 @@ each stronger than the one before. A section of the file named after a subcomman
 	fs.StringVar(&a.config, "config", os.Getenv(config.EnvName("config")), "YAML `file` with options")
 	fs.StringVar(&a.logLevel, "log-level", "info", "debug, info, warn or error")
 	fs.StringVar(&a.logFormat, "log-format", "text", "text or json")
-	root.AddCommand(a.up(), a.upgrade(), a.node(), a.worker(), a.standin(), a.engine(), a.engineGuard(), a.connector(), a.router(), a.status(), a.doctor(), a.bench(), a.model(), a.tinyModel(), a.version())
+	root.AddCommand(a.up(), a.upgrade(), a.node(), a.worker(), a.standin(), a.engine(), a.engineGuard(), a.connector(), a.router(), a.planner(), a.key(), a.status(), a.drain(), a.trace(), a.doctor(), a.schedule(), a.plan(), a.profile(), a.bench(), a.model(), a.tinyModel(), a.version())
 	for _, cmd := range root.Commands() {
 		if cmd.Args == nil {
 			cmd.Args = noArgs
@@ -87,9 +87,10 @@ func group(cmd *cobra.Command, args []string) error {
 		return cmd.Help()
 	}
 	hint := ""
-	cmd.SuggestionsMinimumDistance = 3
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = fmt.Sprintf("; did you mean %q?", near[0])
+	for cmd.SuggestionsMinimumDistance = 1; hint == "" && cmd.SuggestionsMinimumDistance <= 3; cmd.SuggestionsMinimumDistance++ {
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = fmt.Sprintf("; did you mean %q?", near[0])
+		}
 	}
 	return config.Misused(fmt.Errorf("unknown command %q%s", args[0], hint))
 }

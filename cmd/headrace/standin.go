@@ -35,6 +35,7 @@ type standinFlags struct {
 	instant   bool
 	events    bool
 	maxBody   config.Size
+	tokenizer string
 }
 
 func (a *app) standin() *cobra.Command {
@@ -60,7 +61,8 @@ With --instant it is a plain OpenAI server that answers at once with the same by
 	fs.IntVar(&o.count, "count", 1, "engines, on as many ports from --listen's on")
 	fs.BoolVar(&o.instant, "instant", false, "answer at once with bytes made beforehand, without any account of time")
 	fs.BoolVar(&o.events, "publish-events", false, "publish KV events, on any ports of --listen's host")
-	fs.StringVar(&o.advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
+	fs.StringVar(&o.tokenizer, "write-tokenizer", "", "write what the router's --tokenizer needs for a token a byte into a `folder`, and end")
+	addPeer(fs, &o.advertise, "advertise", "`HOST:PORT` that routers connect to, when --listen is not it")
 	fs.Var(&o.maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
@@ -72,6 +74,9 @@ With --instant it is a plain OpenAI server that answers at once with the same by
 			return config.Misused(errors.New("--advertise names one engine, --count asks for several"))
 		case o.instant && (o.table != "" || o.events || len(o.p.etcd) > 0):
 			return config.Misused(errors.New("--instant goes without --table, --publish-events and --etcd"))
+		}
+		if o.tokenizer != "" {
+			return standin.WriteTokenizer(o.tokenizer)
 		}
 		log, err := a.logger()
 		if err != nil {

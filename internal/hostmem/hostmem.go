@@ -5,6 +5,9 @@ package hostmem
 
 import (
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/dustin/go-humanize"
@@ -33,4 +36,22 @@ func check(what string, need uint64, option string, limit uint64, source string)
 		return nil
 	}
 	return fmt.Errorf("%s of %s does not fit: %s is %s; give a smaller %s", what, humanize.IBytes(need), source, humanize.IBytes(limit), option)
+}
+
+// Available is what the kernel thinks can be had without swapping, in bytes. 0: not known.
+func Available() uint64 {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "MemAvailable:" {
+			kb, err := strconv.ParseUint(fields[1], 10, 53)
+			if err != nil {
+				return 0
+			}
+			return kb << 10
+		}
+	}
+	return 0
 }

@@ -29,3 +29,10 @@ func TestCheck(t *testing.T) {
 		t.Errorf("no limit is known: %v", err)
 	}
 }
+
+func TestAvailable(t *testing.T) {
+	limit, _ := Limit()
+	if n := Available(); n == 0 || limit > 0 && n > 1<<50 {
+		t.Errorf("%d bytes are available", n)
+	}
+}

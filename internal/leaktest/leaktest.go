@@ -6,12 +6,13 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
 const (
-	patience  = 5 * time.Second
+	patience  = 30 * time.Second
 	lookAgain = 5 * time.Millisecond
 	// stacksBytes is room for the stacks of some thousand goroutines.
 	stacksBytes = 4 << 20
@@ -42,6 +43,39 @@ func Left(parts []string, others ...func() string) string {
 		}
 	}
 }
+
+// Check fails the test when there are more goroutines behind it than there were at the call, and they do not go away soon. It is
+// to be called first, and by no parallel test.
+func Check(t testing.TB) {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				buf := make([]byte, stacksBytes)
+				t.Errorf("%d goroutines are left that were %d:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
+				return
+			}
+		}
+	})
+}
+
+// Descriptors is how many files this process has open, with those that the runtime opens when it first waits for one, and keeps.
+func Descriptors(t testing.TB) int {
+	t.Helper()
+	pollerOpen()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatalf("list descriptors: %v", err)
+	}
+	return len(entries)
+}
+
+var pollerOpen = sync.OnceFunc(func() {
+	if r, w, err := os.Pipe(); err == nil {
+		_, _ = r.Close(), w.Close()
+	}
+})
 
 // goroutines are the stacks, but for this one, that have a frame of one of the parts.
 func goroutines(parts []string) (left []string) {

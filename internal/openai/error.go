@@ -25,6 +25,7 @@ const (
 	CodeMethod         = "method_not_allowed"
 	CodeInternal       = "internal_error"
 	CodeRequestTimeout = "timeout"
+	CodeConflict       = "conflict"
 )
 
 // Error is an error a client sees, in OpenAI's shape. Param and Code are rendered as null when empty.
@@ -131,4 +132,9 @@ func NotFound(method, path string) *Error {
 // MethodNotAllowed is the 405.
 func MethodNotAllowed(method, path string) *Error {
 	return &Error{Status: http.StatusMethodNotAllowed, Type: TypeInvalidRequest, Code: CodeMethod, Message: fmt.Sprintf("Not allowed to %s on %s.", method, path)}
+}
+
+// Conflict is the 409 for what cannot be done in the state that things are in.
+func Conflict(format string, args ...any) *Error {
+	return &Error{Status: http.StatusConflict, Type: TypeInvalidRequest, Code: CodeConflict, Message: fmt.Sprintf(format, args...)}
 }

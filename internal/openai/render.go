@@ -1,8 +1,9 @@
 package openai
 
 import (
-	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
+	"math/rand/v2"
 	"strconv"
 )
 
@@ -43,13 +44,16 @@ func (u Usage) AppendJSON(dst []byte) []byte {
 
 // NewID makes a fresh response id with the endpoint's prefix.
 func NewID(ep Endpoint) string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // crypto/rand.Read never fails
-	prefix := "chatcmpl-"
+	var b [16]byte // must differ from others, and is no secret
+	binary.LittleEndian.PutUint64(b[:], rand.Uint64())
+	binary.LittleEndian.PutUint64(b[8:], rand.Uint64())
+	room := make([]byte, 0, len("chatcmpl-")+2*len(b))
 	if ep == Completions {
-		prefix = "cmpl-"
+		room = append(room, "cmpl-"...)
+	} else {
+		room = append(room, "chatcmpl-"...)
 	}
-	return prefix + hex.EncodeToString(b[:])
+	return string(hex.AppendEncode(room, b[:]))
 }
 
 // Head is what all chunks of a choice share. It renders both the chunks and the whole response.

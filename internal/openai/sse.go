@@ -27,6 +27,7 @@ const (
 	EventFinal               // : final
 	EventFailed              // : failed REASON
 	EventHead                // : head, before a data event that comes before all tokens
+	EventStays               // : stays REASON, of a stream that was to move on
 )
 
 // Event is one event. Its slices point into the buffer it was read from.
@@ -95,6 +96,8 @@ func comment(line []byte) (EventKind, []byte) {
 		return EventFailed, arg
 	case "head":
 		return EventHead, arg
+	case "stays":
+		return EventStays, arg
 	}
 	return EventComment, body
 }

@@ -58,9 +58,7 @@ func TestAnnounceUpdateClose(t *testing.T) {
 		await(t, table, "the update", func(v *View) bool { w, _ := v.Worker("w1"); return w.NodeData == changed.NodeData })
 	}
 	before := tables[0].Snapshot()
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	closed(t, a)
 	if err := a.Close(); err != nil {
 		t.Errorf("second close: %v", err)
 	}
@@ -147,9 +145,7 @@ func TestSuccessorOutlivesPredecessor(t *testing.T) {
 	next := worker("w")
 	next.PID = 2
 	announce(t, second, KindWorker, "w", next)
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	closed(t, a)
 	marker := announce(t, second, KindWorker, "z", worker("z"))
 	v := await(t, table, "the marker", hasWorker("z"))
 	if w, _ := v.Worker("w"); w.PID != 2 {
@@ -201,9 +197,7 @@ func TestEtcdKilledAndRestarted(t *testing.T) {
 	await(t, table, "the update", func(v *View) bool { w, _ := v.Worker("w"); return w.Model == changed.Model })
 	late := announce(t, r, KindWorker, "late", worker("late"))
 	await(t, table, "a worker announced after the restart", hasWorker("late"))
-	if err := late.Close(); err != nil {
-		t.Fatal(err)
-	}
+	closed(t, late)
 }
 
 func TestEtcdLosesItsData(t *testing.T) {
@@ -404,9 +398,7 @@ func TestClosedWhileEtcdIsAwayIsDeletedLater(t *testing.T) {
 		x, _ := v.Worker("x")
 		return !w && x.Model == "new"
 	})
-	if err := again.Close(); err != nil {
-		t.Error(err)
-	}
+	closed(t, again)
 }
 
 func signalEtcd(t *testing.T, p *etcdProcess, sig syscall.Signal) {

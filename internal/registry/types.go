@@ -13,9 +13,12 @@ type Kind string
 
 // The kinds of parts that announce themselves.
 const (
-	KindNode   Kind = "nodes"
-	KindWorker Kind = "workers"
-	KindRouter Kind = "routers"
+	KindNode    Kind = "nodes"
+	KindWorker  Kind = "workers"
+	KindRouter  Kind = "routers"
+	KindPlanner Kind = "planners"
+	// KindDrain is a word about a worker, see Drain.
+	KindDrain Kind = "drains"
 )
 
 // Roles of a worker.
@@ -83,12 +86,14 @@ type Worker struct {
 	// Weight is the part of the traffic that it is to get of what another worker would, 0 to 1; 0: it drains. None is 1.
 	Weight *float64 `json:"weight,omitempty"`
 	// Events and EventsReplay are host:port of its KV events' publisher (ZMQ PUB) and of their replay (ROUTER).
-	Events       string    `json:"events,omitempty"`
-	EventsReplay string    `json:"events_replay,omitempty"`
-	EnginePID    int       `json:"engine_pid,omitempty"`
-	PID          int       `json:"pid"`
-	Host         string    `json:"host"`
-	Started      time.Time `json:"started"`
+	Events       string `json:"events,omitempty"`
+	EventsReplay string `json:"events_replay,omitempty"`
+	EnginePID    int    `json:"engine_pid,omitempty"`
+	// Namespace tells deployments apart that share a registry: planners count their own alone.
+	Namespace string    `json:"namespace,omitempty"`
+	PID       int       `json:"pid"`
+	Host      string    `json:"host"`
+	Started   time.Time `json:"started"`
 }
 
 // Router is an OpenAI front.
@@ -101,12 +106,24 @@ type Router struct {
 	Started time.Time `json:"started"`
 }
 
+// Planner decides how many workers there are of one model in one namespace. Of several with the same two one leads.
+type Planner struct {
+	ID        string    `json:"id"`
+	Namespace string    `json:"namespace,omitempty"`
+	Model     string    `json:"model"`
+	Admin     string    `json:"admin"`
+	PID       int       `json:"pid"`
+	Host      string    `json:"host"`
+	Started   time.Time `json:"started"`
+}
+
 // View is what the registry held at one revision. It is immutable, each slice sorted by id.
 type View struct {
 	Revision int64
 	Nodes    []Node
 	Workers  []Worker
 	Routers  []Router
+	Planners []Planner
 }
 
 // Node finds a node daemon by its id.
@@ -138,9 +155,9 @@ func (v *View) Router(id string) (Router, bool) {
 
 func checkID(kind Kind, id string) error {
 	switch kind {
-	case KindNode, KindWorker, KindRouter:
+	case KindNode, KindWorker, KindRouter, KindPlanner, KindDrain:
 	default:
-		return fmt.Errorf("announce %q: unknown kind, want %s, %s or %s", kind, KindNode, KindWorker, KindRouter)
+		return fmt.Errorf("announce %q: unknown kind, want %s, %s, %s or %s", kind, KindNode, KindWorker, KindRouter, KindPlanner)
 	}
 	if id == "" || len(id) > idBytesMax || strings.ContainsAny(id, "/\x00\n") {
 		return fmt.Errorf("announce %s %q: an id has 1 to %d bytes and no slash", kind, id, idBytesMax)
@@ -177,6 +194,10 @@ func decodeEntry(key string, value []byte) (any, error) {
 		return decodeAs(key, id, value, func(n *Node) string { return n.ID })
 	case KindWorker:
 		return decodeAs(key, id, value, func(w *Worker) string { return w.ID })
+	case KindDrain:
+		return decodeAs(key, id, value, func(d *Drain) string { return d.ID })
+	case KindPlanner:
+		return decodeAs(key, id, value, func(p *Planner) string { return p.ID })
 	default:
 		return decodeAs(key, id, value, func(r *Router) string { return r.ID })
 	}
@@ -206,9 +227,14 @@ func newView(revision int64, entries map[string]any) *View {
 		case Node:
 			v.Nodes = append(v.Nodes, e)
 		case Worker:
+			if d, ok := entries[keyOf(KindDrain, e.ID)].(Drain); ok && d.means(&e) {
+				e.Weight = new(float64)
+			}
 			v.Workers = append(v.Workers, e)
 		case Router:
 			v.Routers = append(v.Routers, e)
+		case Planner:
+			v.Planners = append(v.Planners, e)
 		}
 	}
 	return v

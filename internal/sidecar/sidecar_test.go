@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -61,7 +62,11 @@ func TestSlowEngineIsWaitedFor(t *testing.T) {
 
 func TestEngineThatIsNeverWellIsGivenUp(t *testing.T) {
 	r := start(t, func(c *Config) { c.StartTimeout, c.StopTimeout = 3*time.Second, time.Millisecond }, "slow", "stubborn")
-	pids := r.pids()
+	var pids []int
+	eventually(t, "the engine to answer, or to be given up before it did", func() bool {
+		body, err := fetch(r.addr, "/pids")
+		return err == nil && json.Unmarshal(body, &pids) == nil || len(r.done) > 0
+	})
 	err := r.end()
 	if err == nil || !strings.Contains(err.Error(), "--start-timeout") {
 		t.Error(err)

@@ -66,7 +66,7 @@ func view(t *testing.T) *registry.View {
 		},
 		Routers: []registry.Router{{ID: "router-0", Addr: "h:8000"},
 			{ID: "router-1", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":700,"running":5,"waiting":6,"kv_usage":0.424}},{"id":"vllm-0","engine":{"age_ms":5,"kv_usage":-1,"events":[{"state":"following","blocks":200},{"state":"connecting","blocks":31}]}},{"id":"decode-0","engine":{"age_ms":-1,"stale":true,"kv_usage":-1}}]}`)},
-			{ID: "router-2", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":900,"running":9,"waiting":9,"kv_usage":0.9}},{"id":"dead-0"}]}`)}},
+			{ID: "router-2", Admin: serve(t, `{"workers":[{"id":"odd-0","engine":{"age_ms":900,"running":9,"waiting":9,"kv_usage":0.9}},{"id":"dead-0","cooling":"refused","cooling_ms":900}]}`)}},
 	}
 }
 
@@ -78,7 +78,7 @@ func TestGatherAndPrint(t *testing.T) {
 	}
 	text := strings.Join(strings.Fields(out.String()), " ")
 	for _, want := range []string{
-		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2 - 0", "odd-0 none - 5 6 42 % 0", "dead-0 none - - - - 0", "connection refused", "read /status: invalid",
+		"http://h:8000/v1", "no admin address", "decode-0 decode m none 3/7/3/10 1 2 - 0", "odd-0 none - 5 6 42 % 0", "dead-0 none - - - - 0", ", left alone: refused (router-2)", "connection refused", "read /status: invalid",
 		"vllm-0 decode m node-0 250/750/-/1000 3 4 25 % 0 - ok", "alone-0 both none - 3 4 25 % 0 - its connector is not with a node daemon", "ill-0 both none - - - - 0 - /health: 404",
 		"vllm-0 vllm 0.32.0 vllm 32 2048 2 2.0 MiB in 2 (memory) 2 0123456789ab h:5 (connecting, 231 blocks) 2 layers of 4 KiB, opaque", "alone-0 - vllm - - - - - - - -",
 		"node-0 h 2 1 4", "node-0 -> node-1 tcp 4/4 3.0 MiB 0 B 2.0 GiB 2.0 KiB 42 us 0 1 " +

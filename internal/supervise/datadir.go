@@ -24,6 +24,7 @@ const socketPathMax = 107
 //	logs/         one file a part
 //	run/          sockets and state.json, only while it runs
 //	lock          held while it runs
+//	planner.json  what the planner has begun; removed at an orderly end
 type DataDir struct {
 	path string
 	lock *os.File
@@ -78,6 +79,7 @@ func (d *DataDir) run() string { return filepath.Join(d.path, "run") }
 func (d *DataDir) Logs() string              { return filepath.Join(d.path, "logs") }
 func (d *DataDir) Etcd() string              { return filepath.Join(d.path, "etcd") }
 func (d *DataDir) Key() string               { return filepath.Join(d.path, "cluster.key") }
+func (d *DataDir) Planner() string           { return filepath.Join(d.path, "planner.json") }
 func (d *DataDir) Socket(node string) string { return filepath.Join(d.run(), node+".sock") }
 
 func statePath(dir string) string { return filepath.Join(dir, "run", "state.json") }

@@ -64,7 +64,9 @@ func TestUpGivesUpWithAnEngineThatCannotStart(t *testing.T) {
 func TestEnginesThatDoNotComeUpInTime(t *testing.T) {
 	dir := tempDir(t)
 	withEngine(t, dir, Engine{Whole: true, Attaches: true, Start: time.Second})
-	if err := Up(t.Context(), testOptions(dir)); err == nil || !strings.Contains(err.Error(), "not everything was up within 1s; still missing: engine-0, engine-1") {
+	err := Up(t.Context(), testOptions(dir))
+	// On a busy machine other parts take longer than that too.
+	if err == nil || !strings.Contains(err.Error(), "not everything was up within 1s; still missing: ") || !strings.Contains(err.Error(), "engine-0, engine-1") {
 		t.Error(err)
 	}
 }
@@ -78,7 +80,7 @@ func TestGPUsAreSharedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	for _, p := range plan(o, &DataDir{path: dir}, []string{"e"}, "", nil) {
+	for _, p := range newLayout(o, &DataDir{path: dir}, []string{"e"}, "").plan(nil) {
 		if p.kind == "worker" {
 			got[p.spec.Name] = option(p.spec.Args, "gpus") + " " + option(p.spec.Args, "tensor-parallel") + " " + p.spec.Args[0]
 			if i := slices.Index(p.spec.Args, "--"); i != len(p.spec.Args)-1 {

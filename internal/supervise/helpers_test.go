@@ -65,7 +65,7 @@ func bePart(kind string, args []string) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	switch kind {
-	case "sleep":
+	case "sleep", "planner":
 		fmt.Println("sleeping")
 		<-ctx.Done()
 		fmt.Println("woken")
@@ -163,6 +163,12 @@ func testOptions(dir string) *Options {
 	if data, err := os.ReadFile(filepath.Join(dir, "engine.json")); err == nil {
 		o.Prefill, o.Engine = 0, &Engine{}
 		if err := json.Unmarshal(data, o.Engine); err != nil {
+			panic(err)
+		}
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "planned.json")); err == nil {
+		o.Planner = &Planner{}
+		if err := json.Unmarshal(data, o.Planner); err != nil {
 			panic(err)
 		}
 	}

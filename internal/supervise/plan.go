@@ -44,6 +44,8 @@ type Options struct {
 	KVMemory   config.Size      // of each worker; 0 for the worker's own choice
 	Shapes     map[string]Shape // of workers' caches, by role
 	Engine     *Engine          // runs these in place of workers; nil for Headrace's own
+	Planner    *Planner         // decides how many workers there are; nil: as many as in the beginning
+	Namespace  string           // of the workers
 	CPUs       int              // the machine's
 	Exe        string
 	ReadyFile  string          // written once requests can be served, removed at the end
@@ -71,6 +73,15 @@ type Engine struct {
 	Start    time.Duration // how long it may take until it serves
 }
 
+// Planner says how a planner is run beside the others, a `headrace planner` of its own.
+type Planner struct {
+	Args    []string // of it
+	MaxGPUs int      // GPUs that all engines together may have; where engines have none, each of their ranks counts as one
+}
+
+// plannerGrace is how long a planner may take to end: it gives up leading and removes its state.
+const plannerGrace = 5 * time.Second
+
 // engineStop is how long an engine may take to end once its requests have.
 const engineStop = 15 * time.Second
 
@@ -79,12 +90,8 @@ func (o *Options) Validate() error {
 	if err := o.validateEngine(); err != nil {
 		return config.Misused(err)
 	}
-	least := 1
-	if o.Engine != nil {
-		least = 0 // all of them then prefill and decode
-	}
 	switch {
-	case o.Prefill < least || o.Decode < 1 || o.Nodes < 1:
+	case o.Prefill < 0 || o.Decode < 1 || o.Nodes < 1:
 		return config.Misused(fmt.Errorf("--prefill %d --decode %d --nodes %d: at least one of each is needed", o.Prefill, o.Decode, o.Nodes))
 	case o.Prefill+o.Decode > partsMax:
 		return config.Misused(fmt.Errorf("--prefill %d --decode %d: at most %d workers on one machine", o.Prefill, o.Decode, partsMax))
@@ -96,6 +103,9 @@ func (o *Options) Validate() error {
 		return config.Misused(fmt.Errorf("--transport shm with --nodes %d: shared memory joins workers of one node daemon; use --nodes 1 or --transport tcp", o.Nodes))
 	case o.Threads < 0:
 		return config.Misused(fmt.Errorf("--threads %d: cannot be negative", o.Threads))
+	}
+	if p := o.Planner; p != nil && (o.Ranks() > p.MaxGPUs || p.MaxGPUs > partsMax) {
+		return config.Misused(fmt.Errorf("--max-gpus %d: the engines that are to be there in the beginning take %d GPUs, and at most %d are planned on one machine", p.MaxGPUs, o.Ranks(), partsMax))
 	}
 	for role, s := range o.Shapes {
 		if s.TensorParallel < 0 || s.BlockTokens < 0 {
@@ -117,7 +127,14 @@ func (o *Options) validateEngine() error {
 	if e.Whole && o.Prefill > 0 {
 		return fmt.Errorf("--prefill %d: this engine serves whole requests only; use --prefill 0 --decode %d", o.Prefill, o.Prefill+o.Decode)
 	}
-	if need := o.Ranks(); len(e.GPUs) > 0 && need != len(e.GPUs) {
+	need := o.Ranks()
+	if p := o.Planner; p != nil && len(e.GPUs) > 0 {
+		if p.MaxGPUs > len(e.GPUs) {
+			return fmt.Errorf("--max-gpus %d: there are %d GPUs; name more with --gpus, or allow fewer", p.MaxGPUs, len(e.GPUs))
+		}
+		return nil
+	}
+	if len(e.GPUs) > 0 && need != len(e.GPUs) {
 		return fmt.Errorf("--gpus names %d GPUs for %d engines that need %d: name as many, or change --prefill, --decode, --prefill-tp or --decode-tp", len(e.GPUs), o.Prefill+o.Decode, need)
 	}
 	return nil
@@ -133,62 +150,130 @@ func (o *Options) ranks(role string) int { return max(1, o.Shapes[role].TensorPa
 type part struct {
 	spec Spec
 	id   string
-	kind string // node, worker or router
+	kind string // node, worker, router or planner
+	role string // of a worker, as --prefill and --decode mean it: also "decode" where all serve whole requests
+	gpus []string
+	// stopping: it was asked to end, and is listed until it has.
+	stopping bool
 }
 
-// plan lays out the children: prefill workers on the first half of the node daemons, decode workers on the second, so
-// that with two of them every transfer crosses between daemons as it does between machines.
-func plan(o *Options, d *DataDir, etcd []string, idPrefix string, listener *os.File) []part {
-	common := []string{"--etcd", strings.Join(etcd, ","), "--log-level", o.LogLevel, "--log-format", o.LogFormat, "--parent-fd", strconv.Itoa(ParentFD)}
-	if o.Debug {
-		common = append(common, "--debug")
+// layout makes the parts of one run.
+type layout struct {
+	o        *Options
+	d        *DataDir
+	idPrefix string
+	common   []string
+	threads  int
+}
+
+func newLayout(o *Options, d *DataDir, etcd []string, idPrefix string) *layout {
+	l := &layout{o: o, d: d, idPrefix: idPrefix, threads: o.Threads}
+	l.common = []string{"--etcd", strings.Join(etcd, ","), "--log-level", o.LogLevel, "--log-format", o.LogFormat, "--parent-fd", strconv.Itoa(ParentFD)}
+	if l.threads == 0 {
+		most := o.Prefill + o.Decode
+		if o.Planner != nil {
+			most = max(most, o.Planner.MaxGPUs/min(o.ranks("prefill"), o.ranks("decode")))
+		}
+		l.threads = max(1, o.CPUs/most)
 	}
-	if o.Config != "" {
-		common = append(common, "--config", o.Config)
+	return l
+}
+
+func (l *layout) part(kind, name string, grace time.Duration, args ...string) part {
+	id := l.idPrefix + name
+	argv := append(append([]string{kind, "--id", id}, args...), l.common...)
+	if l.o.Debug && kind != "planner" {
+		argv = append(argv, "--debug")
 	}
-	make := func(kind, name string, grace time.Duration, args ...string) part {
-		id := idPrefix + name
-		argv := append([]string{kind, "--id", id}, args...)
-		return part{spec: Spec{Name: name, Args: append(argv, common...), Grace: grace}, id: id, kind: kind}
+	if l.o.Config != "" {
+		argv = append(argv, "--config", l.o.Config)
 	}
+	return part{spec: Spec{Name: name, Args: argv, Grace: grace}, id: id, kind: kind}
+}
+
+// worker is the i-th of a role: prefill workers on the first half of the node daemons, decode workers on the second, so that with two of them
+// every transfer crosses between daemons as it does between machines.
+func (l *layout) worker(role string, i int, gpus []string) part {
+	first := (l.o.Nodes + 1) / 2 // node daemons for prefill
+	node := i % first
+	if role == "decode" {
+		node = (first + i%max(1, l.o.Nodes-first)) % l.o.Nodes
+	}
+	args := l.o.workerArgs(role, l.d.Socket(fmt.Sprintf("node-%d", node)), l.threads)
+	if l.o.Namespace != "" {
+		args = append(args, "--namespace", l.o.Namespace)
+	}
+	name := l.o.workerName(role, i)
+	if l.o.Engine == nil {
+		p := l.part("worker", name, 5*time.Second, args...)
+		p.role, p.gpus = role, gpus
+		return p
+	}
+	if len(l.o.Engine.GPUs) > 0 {
+		args = append(args, "--gpus", strings.Join(gpus, ","))
+	}
+	p := l.part("engine", name, drainTimeout+engineStop+5*time.Second, args...)
+	p.kind, p.role, p.gpus = "worker", role, gpus
+	p.spec.Args = append(append(p.spec.Args, "--"), l.o.Engine.Args...)
+	return p
+}
+
+func (o *Options) workerName(role string, i int) string {
+	if o.Prefill == 0 {
+		role = "engine"
+	}
+	return fmt.Sprintf("%s-%d", role, i)
+}
+
+// plan lays out the children of the beginning.
+func (l *layout) plan(listener *os.File) []part {
 	var parts []part
-	for i := range o.Nodes {
+	for i := range l.o.Nodes {
 		name := fmt.Sprintf("node-%d", i)
-		args := []string{"--socket", d.Socket(name), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--transport", o.Transport, "--cluster-key-file", d.Key()}
-		parts = append(parts, make("node", name, 3*time.Second, append(args, o.NodeArgs...)...))
+		args := []string{"--socket", l.d.Socket(name), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--transport", l.o.Transport, "--cluster-key-file", l.d.Key()}
+		parts = append(parts, l.part("node", name, 3*time.Second, append(args, l.o.NodeArgs...)...))
 	}
-	threads := o.Threads
-	if threads == 0 {
-		threads = max(1, o.CPUs/(o.Prefill+o.Decode))
-	}
-	gpus := o.gpus()
-	worker := func(role string, i, node int) {
-		args := o.workerArgs(role, d.Socket(fmt.Sprintf("node-%d", node)), threads)
-		if o.Engine == nil {
-			parts = append(parts, make("worker", fmt.Sprintf("%s-%d", role, i), 5*time.Second, args...))
-			return
+	slots := l.o.slots()
+	add := func(role string, n int) {
+		for i := range n {
+			k := l.o.ranks(role)
+			parts = append(parts, l.worker(role, i, slots[:k:k]))
+			slots = slots[k:]
 		}
-		name := fmt.Sprintf("%s-%d", role, i)
-		if o.Prefill == 0 {
-			name = fmt.Sprintf("engine-%d", i)
-		}
-		args = append(args, gpus(role)...)
-		p := make("engine", name, drainTimeout+engineStop+5*time.Second, args...)
-		p.kind = "worker"
-		p.spec.Args = append(append(p.spec.Args, "--"), o.Engine.Args...)
-		parts = append(parts, p)
 	}
-	first := (o.Nodes + 1) / 2 // node daemons for prefill
-	for i := range o.Prefill {
-		worker("prefill", i, i%first)
-	}
-	for i := range o.Decode {
-		worker("decode", i, (first+i%max(1, o.Nodes-first))%o.Nodes)
-	}
-	router := make("router", "router-0", drainTimeout+5*time.Second, "--drain-timeout", drainTimeout.String(), "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", d.Key())
-	router.spec.Args = append(router.spec.Args, o.RouterArgs...)
+	add("prefill", l.o.Prefill)
+	add("decode", l.o.Decode)
+	router := l.part("router", "router-0", drainTimeout+5*time.Second, "--drain-timeout", drainTimeout.String(), "--listen", "fd:"+strconv.Itoa(ParentFD+1), "--admin", "127.0.0.1:0", "--cluster-key-file", l.d.Key())
+	router.spec.Args = append(router.spec.Args, l.o.RouterArgs...)
 	router.spec.Files = []*os.File{listener}
 	return append(parts, router)
+}
+
+// planner is the part that decides how many workers there are, of a model as clients call it.
+func (l *layout) planner(model string) part {
+	args := []string{"--admin", "127.0.0.1:0", "--cluster-key-file", l.d.Key(), "--data-dir", l.d.path, "--supervisor", l.d.Socket("up"), "--state-file", l.d.Planner(), "--model-name", model,
+		"--namespace=" + l.o.Namespace, "--max-gpus", strconv.Itoa(l.o.Planner.MaxGPUs), "--prefill-gpus", strconv.Itoa(l.o.ranks("prefill")),
+		"--decode-gpus", strconv.Itoa(l.o.ranks("decode")), "--undivided=" + strconv.FormatBool(l.o.Prefill == 0)}
+	return l.part("planner", "planner-0", plannerGrace, append(args, l.o.Planner.Args...)...)
+}
+
+// slots are the GPUs to be shared out, by name; numbers where engines run on the CPU.
+func (o *Options) slots() []string {
+	if o.Engine != nil && len(o.Engine.GPUs) > 0 {
+		if o.Planner != nil {
+			return o.Engine.GPUs[:o.Planner.MaxGPUs]
+		}
+		return o.Engine.GPUs
+	}
+	n := o.Ranks()
+	if o.Planner != nil {
+		n = o.Planner.MaxGPUs
+	}
+	list := make([]string, n)
+	for i := range list {
+		list[i] = strconv.Itoa(i)
+	}
+	return list
 }
 
 // workerArgs are the flags of a worker, or of an engine in its place.
@@ -215,17 +300,4 @@ func (o *Options) workerArgs(role, socket string, threads int) []string {
 		args = append(args, o.Engine.Flags...)
 	}
 	return args
-}
-
-// gpus gives each engine that asks its own.
-func (o *Options) gpus() func(role string) []string {
-	next := 0
-	return func(role string) []string {
-		if o.Engine == nil || len(o.Engine.GPUs) == 0 {
-			return nil
-		}
-		mine := o.Engine.GPUs[next : next+o.ranks(role)]
-		next += len(mine)
-		return []string{"--gpus", strings.Join(mine, ",")}
-	}
 }

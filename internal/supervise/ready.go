@@ -83,7 +83,7 @@ func (u *upper) explain(e Exit) string {
 func (u *upper) missing(view *registry.View) string {
 	pids := u.group.PIDs()
 	var names []string
-	for _, p := range u.parts {
+	for _, p := range u.list() {
 		var ok bool
 		switch p.kind {
 		case "node":
@@ -108,7 +108,7 @@ func (u *upper) doing() {
 	if u.o.Engine == nil {
 		return
 	}
-	for _, p := range u.parts {
+	for _, p := range u.list() {
 		if line := u.group.LastLine(p.spec.Name); p.kind == "worker" && line != "" {
 			u.progress("  %s: %.150s", p.spec.Name, line)
 		}
@@ -126,7 +126,7 @@ func (u *upper) routerServes(ctx context.Context, client *http.Client) bool {
 
 // routerSees asks our routers which workers they know together with a node daemon.
 func (u *upper) routerSees(ctx context.Context, client *http.Client, view *registry.View) bool {
-	for _, p := range u.parts {
+	for _, p := range u.list() {
 		if p.kind != "router" {
 			continue
 		}
@@ -144,7 +144,7 @@ func (u *upper) routerSees(ctx context.Context, client *http.Client, view *regis
 		for _, w := range seen.Workers {
 			paired[w.ID] = w.NodeData != "" || !u.attaches()
 		}
-		for _, w := range u.parts {
+		for _, w := range u.list() {
 			if w.kind == "worker" && !paired[w.id] {
 				return false
 			}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,11 +37,22 @@ type upper struct {
 	reg      *registry.Registry
 	table    *registry.Table
 	group    *Group
-	parts    []part
+	layout   *layout
 	upgrade  upgradeState
 	exits    chan Exit // of children that ended unasked, while starting
 	ready    atomic.Bool
 	closers  []func() error
+	control  control
+
+	mu    sync.Mutex // guards parts: a planner adds and removes some
+	parts []part
+}
+
+// list is what there is now.
+func (u *upper) list() []part {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Clone(u.parts)
 }
 
 // Up starts everything, keeps it running until ctx ends, and stops it in order: router, workers, node daemons, etcd.
@@ -47,7 +60,7 @@ func Up(ctx context.Context, o *Options) (err error) {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	u := &upper{o: o, exits: make(chan Exit, partsMax), upgrade: upgradeState{changed: make(chan struct{}, 1)}}
+	u := &upper{o: o, exits: make(chan Exit, partsMax), upgrade: upgradeState{changed: make(chan struct{}, 1)}, control: control{changed: make(chan struct{}, 1)}}
 	defer func() {
 		for i := len(u.closers) - 1; i >= 0; i-- {
 			err = errors.Join(err, u.closers[i]())
@@ -166,6 +179,8 @@ func deadHere() func(any) bool {
 			host, pid = e.Host, e.PID
 		case registry.Router:
 			host, pid = e.Host, e.PID
+		case registry.Planner:
+			host, pid = e.Host, e.PID
 		}
 		return err == nil && host == here && pid > 0 && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 	}
@@ -194,7 +209,8 @@ func (u *upper) startParts(context.Context) (err error) {
 		}
 		idPrefix += "-"
 	}
-	u.parts = plan(u.o, u.dir, u.o.Etcd, idPrefix, u.listener)
+	u.layout = newLayout(u.o, u.dir, u.o.Etcd, idPrefix)
+	u.parts = u.layout.plan(u.listener)
 	for _, p := range u.parts {
 		if err := u.group.Start(p.spec); err != nil {
 			return err
@@ -205,14 +221,22 @@ func (u *upper) startParts(context.Context) (err error) {
 
 // stopParts ends the children in the order that lets requests finish: first who takes new ones.
 func (u *upper) stopParts() {
-	for _, kind := range []string{"router", "worker", "node"} {
+	u.control.close() // so that nothing more is started
+	for _, kind := range []string{"planner", "router", "worker", "node"} {
 		var names []string
-		for _, p := range u.parts {
+		for _, p := range u.list() {
 			if p.kind == kind {
 				names = append(names, p.spec.Name)
 			}
 		}
 		u.group.Stop(u.o.Hard, names...)
+	}
+	u.control.stops.Wait()
+	if u.o.Planner != nil {
+		// An orderly end; behind a kill it stays, and the next planner knows what there was.
+		if err := os.Remove(u.dir.Planner()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			u.o.Logger.Warn("remove the planner's state", "err", err)
+		}
 	}
 	u.group.Close()
 }
@@ -232,6 +256,11 @@ func (u *upper) run(ctx context.Context) error {
 	}
 	if u.o.Ready != nil {
 		u.o.Ready(state)
+	}
+	if u.o.Planner != nil {
+		if err := u.startPlanner(state.Model); err != nil {
+			return err
+		}
 	}
 	var upgrades sync.WaitGroup
 	defer upgrades.Wait()
@@ -257,6 +286,7 @@ func (u *upper) run(ctx context.Context) error {
 		case <-u.o.Upgrade:
 			upgrades.Go(func() { u.rollNodes(ctx) })
 		case <-u.upgrade.changed:
+		case <-u.control.changed:
 		case <-ctx.Done():
 			u.progress("stopping; Ctrl-C once more stops at once")
 			return nil
@@ -283,7 +313,7 @@ func (u *upper) state() *State {
 	s.PIDs["up"] = os.Getpid()
 	s.Upgrade = u.upgrade.get()
 	view := u.table.Snapshot()
-	for _, p := range u.parts {
+	for _, p := range u.list() {
 		switch p.kind {
 		case "node":
 			if n, ok := view.Node(p.id); ok && n.Admin != "" {

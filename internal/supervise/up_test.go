@@ -175,7 +175,7 @@ func TestPlanSpreadsWorkersOverNodes(t *testing.T) {
 	} {
 		o := &Options{Prefill: row.prefill, Decode: row.decode, Nodes: row.nodes, CPUs: 8, KVMemory: 1 << 20, Common: Common{Debug: true, Config: "c"}}
 		var got []string
-		for _, p := range plan(o, &DataDir{path: "/d"}, []string{"a", "b"}, "", nil) {
+		for _, p := range newLayout(o, &DataDir{path: "/d"}, []string{"a", "b"}, "").plan(nil) {
 			line := strings.Join(p.spec.Args, " ")
 			if p.kind == "worker" {
 				_, after, _ := strings.Cut(line, "/node-")
@@ -194,7 +194,7 @@ func TestPlanSpreadsWorkersOverNodes(t *testing.T) {
 func TestPlanShapesCaches(t *testing.T) {
 	o := &Options{Prefill: 1, Decode: 1, Nodes: 1, CPUs: 2, Shapes: map[string]Shape{"prefill": {TensorParallel: 2}, "decode": {4, 64}}}
 	lines := map[string]string{}
-	for _, p := range plan(o, &DataDir{path: "/d"}, nil, "", nil) {
+	for _, p := range newLayout(o, &DataDir{path: "/d"}, nil, "").plan(nil) {
 		lines[p.spec.Name] = strings.Join(p.spec.Args, " ")
 	}
 	if l := lines["prefill-0"]; !strings.Contains(l, "--tensor-parallel 2") || strings.Contains(l, "--block-tokens") {

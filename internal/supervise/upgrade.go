@@ -62,7 +62,7 @@ func (u *upper) rollNodes(ctx context.Context) {
 		return
 	}
 	err := func() error {
-		for _, p := range u.parts {
+		for _, p := range u.list() {
 			if p.kind != "node" {
 				continue
 			}

@@ -7,8 +7,10 @@ package body
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"github.com/headrace/headrace/internal/openai"
 )
@@ -22,13 +24,25 @@ type Body struct {
 	Seed string
 	// N is how many answers the client wants. What is no such number is left for the engine to refuse.
 	N int
+	// Priority is what the client wrote for vLLM: the lower, the sooner. What is no integer is left for the engine to refuse.
+	Priority int
+	// Extra has members that the router adds for itself, such as `"a":1`, where an engine gets the client's very body: in Whole
+	// and With. An engine takes them for the last of their name.
+	Extra string
 
-	raw     []byte
-	closing int // of the closing brace
-	members []member
+	raw       []byte
+	lastModel string // of the Body that had this memory before: mostly it is the same, and needs none
+	closing   int    // of the closing brace
+	members   []member
 
 	stream, streamOptions, seed span // of values; zero when missing
+
+	room  [membersUsual]member
+	whole [1][]byte // what Whole returns
 }
+
+// membersUsual is how many members a body has that takes no further memory.
+const membersUsual = 12
 
 // member is one member of the object: from start the key, its quotes included, from value the value, up to end.
 type member struct{ start, keyEnd, value, end int }
@@ -41,18 +55,32 @@ const (
 	keyStreamOptions = "stream_options"
 	keySeed          = "seed"
 	keyN             = "n"
+	keyPriority      = "priority"
 	keyTransfer      = "kv_transfer_params"
 	keyEncoder       = "ec_transfer_params"
 	keyBootstrapHost = "bootstrap_host"
 	keyBootstrapPort = "bootstrap_port"
 	keyBootstrapRoom = "bootstrap_room"
+	// keyExtraArgs has members that vLLM puts beside its own arguments, kv_transfer_params among them.
+	keyExtraArgs = "vllm_xargs"
 )
 
 // Parse reads b.
 func Parse(b []byte) (*Body, *openai.Error) {
-	p := &Body{raw: b, N: 1}
+	p := &Body{}
+	if refused := p.Parse(b); refused != nil {
+		return nil, refused
+	}
+	return p, nil
+}
+
+// Parse is the function Parse into the memory of a Body that nobody uses any more.
+func (p *Body) Parse(b []byte) *openai.Error {
+	*p = Body{raw: b, N: 1, lastModel: p.lastModel}
+	p.members, p.whole[0] = p.room[:0], b
 	var refused *openai.Error
-	seen := make([]string, 0, 8)
+	var seenRoom [8]string
+	seen := seenRoom[:0]
 	closing, err := scan(b, func(key, value span) error {
 		p.members = append(p.members, member{key.start, key.end, value.start, value.end})
 		name := keyName(b[key.start:key.end])
@@ -73,16 +101,33 @@ func Parse(b []byte) (*Body, *openai.Error) {
 	})
 	switch {
 	case refused != nil:
-		return nil, refused
+		return refused
 	case err != nil:
-		return nil, openai.BadRequest("", openai.CodeInvalidJSON, "We could not parse the JSON body of your request: it is %s.", err)
+		return openai.BadRequest("", openai.CodeInvalidJSON, "We could not parse the JSON body of your request: it is %s.", err)
 	case p.Model == "":
-		return nil, openai.BadRequest(keyModel, "", "You must provide a model parameter.")
+		return openai.BadRequest(keyModel, "", "You must provide a model parameter.")
 	case p.streamOptions.end > 0 && !p.Stream && !p.isNull(p.streamOptions):
-		return nil, openai.BadRequest(keyStreamOptions, openai.CodeInvalidValue, "'stream_options' is only allowed together with 'stream': true.")
+		return openai.BadRequest(keyStreamOptions, openai.CodeInvalidValue, "'stream_options' is only allowed together with 'stream': true.")
 	}
-	p.closing = closing
-	return p, nil
+	p.closing, p.lastModel = closing, p.Model
+	return nil
+}
+
+// refuseTransfer refuses extra arguments that would be taken for what is between router and engines. What is no object is the
+// engine's to refuse.
+func refuseTransfer(args []byte) *openai.Error {
+	var refused *openai.Error
+	if len(args) == 0 || args[0] != '{' {
+		return nil
+	}
+	_, _ = scan(args, func(key, _ span) error {
+		if name := keyName(args[key.start:key.end]); name == keyTransfer || name == keyEncoder {
+			refused = openai.BadRequest(keyExtraArgs, openai.CodeUnsupported, "'%s' is between router and engines, clients may not send it.", name)
+			return refused
+		}
+		return nil
+	})
+	return refused
 }
 
 // keyName returns the name of a key that the router understands, else "".
@@ -98,6 +143,8 @@ func keyName(quoted []byte) string {
 		return keySeed
 	case keyN:
 		return keyN
+	case keyPriority:
+		return keyPriority
 	case keyTransfer:
 		return keyTransfer
 	case keyEncoder:
@@ -108,6 +155,8 @@ func keyName(quoted []byte) string {
 		return keyBootstrapPort
 	case keyBootstrapRoom:
 		return keyBootstrapRoom
+	case keyExtraArgs:
+		return keyExtraArgs
 	}
 	return ""
 }
@@ -129,15 +178,21 @@ func (p *Body) isNull(s span) bool { return string(p.raw[s.start:s.end]) == "nul
 
 // take reads the value of a member that the router understands.
 func (p *Body) take(name string, value span) *openai.Error {
-	text := string(p.raw[value.start:value.end])
+	text := unsafe.String(unsafe.SliceData(p.raw[value.start:]), value.end-value.start) // what is kept of it is copied
 	switch name {
 	case keyTransfer, keyEncoder, keyBootstrapHost, keyBootstrapPort, keyBootstrapRoom: // they name hosts that an engine connects to
 		return openai.BadRequest(name, openai.CodeUnsupported, "'%s' is between router and engines, clients may not send it.", name)
+	case keyExtraArgs:
+		return refuseTransfer(p.raw[value.start:value.end])
 	case keyModel:
 		if text == "null" {
 			return nil
 		}
-		if err := json.Unmarshal([]byte(text), &p.Model); err != nil {
+		if inner, ok := plainString(text); ok {
+			if p.Model = p.lastModel; p.Model != inner {
+				p.Model = strings.Clone(inner)
+			}
+		} else if err := json.Unmarshal([]byte(text), &p.Model); err != nil {
 			return openai.BadRequest(keyModel, openai.CodeInvalidValue, "'model' must be a string.")
 		}
 	case keyStream:
@@ -153,13 +208,31 @@ func (p *Body) take(name string, value span) *openai.Error {
 		if n, err := openai.ParseN(p.raw[value.start:value.end]); err == nil {
 			p.N = n
 		}
+	case keyPriority:
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) {
+			p.Priority = int(n)
+		}
 	case keySeed:
 		p.seed = value
 		if text != "null" {
-			p.Seed = text
+			p.Seed = strings.Clone(text)
 		}
 	}
 	return nil
+}
+
+// plainString is the text of a JSON string that is spelled as it is: without escapes and in ASCII.
+func plainString(quoted string) (string, bool) {
+	if len(quoted) < 2 || quoted[0] != '"' {
+		return "", false
+	}
+	inner := quoted[1 : len(quoted)-1]
+	for i := range len(inner) {
+		if c := inner[i]; c < ' ' || c == '\\' || c >= 0x80 {
+			return "", false
+		}
+	}
+	return inner, true
 }
 
 func (p *Body) takeStreamOptions(value span) *openai.Error {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -148,5 +150,45 @@ func TestParseN(t *testing.T) {
 		if err != nil || p.N != want {
 			t.Errorf("%s: %+v %v, want %d", in, p, err, want)
 		}
+	}
+}
+
+// TestSkipPlain compares with a loop over bytes, at every alignment.
+func TestSkipPlain(t *testing.T) {
+	slow := func(b []byte, i int) int {
+		for ; i < len(b) && b[i] != '"' && b[i] != '\\' && b[i] >= 0x20; i++ {
+		}
+		return i
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		b := make([]byte, r.IntN(140))
+		for i := range b {
+			b[i] = byte(r.IntN(256))
+			b[i] |= 0x60
+			if r.IntN(30) == 0 { // around what is looked for
+				b[i] = "\"\\\x1f\x20\x21\x23\x5b\x5d\x00\x01\xa2\xdc\x9f\xa0"[r.IntN(14)]
+			}
+		}
+		for i := range len(b) + 1 {
+			if got, want := skipPlain(b, i), slow(b, i); got != want {
+				t.Fatalf("%q from %d: %d, want %d", b, i, got, want)
+			}
+		}
+	}
+}
+
+func BenchmarkParse(b *testing.B) {
+	for _, n := range []int{1 << 10, 20 << 10, 220_000} {
+		doc := []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"` + strings.Repeat("words and words\\n", n/17) + `"}]}`)
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			b.SetBytes(int64(len(doc)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := Parse(doc); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

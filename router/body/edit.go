@@ -1,15 +1,27 @@
 package body
 
-// Whole returns the body as the client sent it.
-func (p *Body) Whole() [][]byte { return [][]byte{p.raw} }
-
-// With returns the body in pieces, the client's bytes with further members behind its own. added is such as `"a":1,"b":2`;
-// the body must not have members of these names.
-func (p *Body) With(added []byte) [][]byte {
-	if len(p.members) > 0 {
-		added = append([]byte{','}, added...)
+// Whole returns the body as the client sent it, and with Extra.
+func (p *Body) Whole() [][]byte {
+	if p.Extra != "" {
+		return p.With(nil)
 	}
-	return [][]byte{p.raw[:p.closing], added, p.raw[p.closing:]}
+	return p.whole[:]
+}
+
+// With returns the body in pieces, the client's bytes with further members and Extra behind its own. added is such as
+// `"a":1,"b":2`; the body must not have members of these names.
+func (p *Body) With(added []byte) [][]byte {
+	pieces := append(make([][]byte, 0, 6), p.raw[:p.closing])
+	for _, more := range [][]byte{added, []byte(p.Extra)} {
+		if len(more) == 0 {
+			continue
+		}
+		if len(p.members) > 0 || len(pieces) > 1 {
+			pieces = append(pieces, []byte{','})
+		}
+		pieces = append(pieces, more)
+	}
+	return append(pieces, p.raw[p.closing:])
 }
 
 // Without is With for a body that lacks the members that drop names, however often they are given.

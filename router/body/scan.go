@@ -1,6 +1,10 @@
 package body
 
-import "errors"
+import (
+	"encoding/binary"
+	"errors"
+	"math/bits"
+)
 
 // depthMax bounds the nesting of a request's JSON: engines parse it with recursive parsers.
 const depthMax = 64
@@ -176,29 +180,58 @@ func skipSpace(b []byte, i int) int {
 
 // skipString returns the index behind the string that opens at b[i].
 func skipString(b []byte, i int) (int, error) {
-	for i++; i < len(b); i++ {
-		switch c := b[i]; {
-		case c == '"':
-			return i + 1, nil
-		case c < 0x20:
+	for i++; ; {
+		if i = skipPlain(b, i); i >= len(b) {
 			return 0, errSyntax
-		case c == '\\':
+		}
+		switch b[i] {
+		case '"':
+			return i + 1, nil
+		case '\\':
 			if i++; i >= len(b) {
 				return 0, errSyntax
 			}
 			switch b[i] {
 			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+				i++
 			case 'u':
 				if len(b)-i < 5 || !hex4(b[i+1:i+5]) {
 					return 0, errSyntax
 				}
-				i += 4
+				i += 5
 			default:
 				return 0, errSyntax
 			}
+		default: // a control character
+			return 0, errSyntax
 		}
 	}
-	return 0, errSyntax
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// skipPlain returns the index of the first byte from i on that means something in a string: a quote, a backslash or a
+// control character; len(b) if there is none. It looks at eight bytes at once: a prompt is nearly all of a body.
+func skipPlain(b []byte, i int) int {
+	for i = skipWide(b, i); i+8 <= len(b); i += 8 {
+		x := binary.LittleEndian.Uint64(b[i:])
+		quote, slash := x^('"'*ones), x^('\\'*ones)
+		// A byte's highest bit is set where it is below the subtrahend's and was not negative itself. A borrow can only
+		// set further bits above a byte that is one already, so the lowest one is right.
+		found := ((quote - ones) &^ quote) | ((slash - ones) &^ slash) | ((x - 0x20*ones) &^ x)
+		if found &= highs; found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+	}
+	for ; i < len(b); i++ {
+		if c := b[i]; c == '"' || c == '\\' || c < 0x20 {
+			return i
+		}
+	}
+	return len(b)
 }
 
 func hex4(b []byte) bool {

@@ -8,22 +8,7 @@ const heldMax = 1 << 20
 type blockID struct {
 	key    Key
 	group  uint16
-	medium medium
-}
-
-type medium uint8
-
-// Media that are told apart; others are one.
-func mediumOf(name string) medium {
-	switch name {
-	case "", "GPU":
-		return 0
-	case "CPU":
-		return 1
-	case "STORAGE":
-		return 2
-	}
-	return 3
+	medium uint16
 }
 
 // held is one content. An engine that computes the same content twice stores it twice and removes it twice.
@@ -45,7 +30,7 @@ func (h *holdings) Stored(_ Source, b *Stored) {
 	if h.set == nil {
 		h.set = make(map[blockID]held)
 	}
-	m := mediumOf(b.Medium)
+	m := MediumRank(b.Medium)
 	for _, k := range b.Keys {
 		h.stored++
 		id := blockID{k, b.Group, m}
@@ -67,7 +52,7 @@ func (h *holdings) Stored(_ Source, b *Stored) {
 func (h *holdings) Removed(_ Source, b *Removed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m := mediumOf(b.Medium)
+	m := MediumRank(b.Medium)
 	for _, k := range b.Keys {
 		h.removed++
 		id := blockID{k, b.Group, m}

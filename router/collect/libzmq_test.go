@@ -12,12 +12,12 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/pythontest"
 )
 
@@ -177,22 +177,10 @@ func (p *publisher) differs(h *holdings) string {
 	return ""
 }
 
-func leakCheck(t *testing.T) {
-	before := runtime.NumGoroutine()
-	t.Cleanup(func() {
-		for end := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				buf := make([]byte, 1<<20)
-				t.Fatalf("goroutines are left:\n%s", buf[:runtime.Stack(buf, true)])
-			}
-		}
-	})
-}
-
 // TestLibzmq follows a publisher over the ZeroMQ that engines use.
 func TestLibzmq(t *testing.T) {
 	python := pythontest.ZMQ(t)
-	leakCheck(t)
+	leaktest.Check(t)
 	ports := freePorts(t, 4)
 	var ranks []*publisher
 	for i := range 2 {
@@ -253,7 +241,7 @@ func TestLibzmq(t *testing.T) {
 // TestLibzmqWithAShortMemory holds that a gap that cannot be closed leaves nothing wrong behind.
 func TestLibzmqWithAShortMemory(t *testing.T) {
 	python := pythontest.ZMQ(t)
-	leakCheck(t)
+	leaktest.Check(t)
 	ports := freePorts(t, 2)
 	p := &publisher{t: t, python: python, pub: ports, replay: ports + 1, buffer: 50, rand: rand.New(rand.NewPCG(2, 2))}
 	p.start()

@@ -33,6 +33,7 @@ type Figures struct {
 
 	Blocks      int64 // of the KV cache
 	BlockTokens int64
+	Timing      Timing // zero where nothing was timed yet, or it is not said
 }
 
 // Foreign is how many of the engine's requests this router did not give it.
@@ -54,7 +55,8 @@ var (
 
 var wanted = func() map[string]bool {
 	m := map[string]bool{}
-	for _, names := range [][]string{namesRunning, namesWaiting, namesUsage, namesQueries, namesHits, namesExternalQueries, namesExternalHits, namesPreemptions, namesCache} {
+	for _, names := range [][]string{namesRunning, namesWaiting, namesUsage, namesQueries, namesHits, namesExternalQueries, namesExternalHits, namesPreemptions, namesCache,
+		namesGapSums, namesGapCounts, namesPrefillSum, namesPrefillCount, namesQueueSum, namesPrompts, namesBySource} {
 		for _, n := range names {
 			m[n] = true
 		}
@@ -178,7 +180,7 @@ func (fs families) count(names []string) int64 {
 func figures(fs families) (*Figures, error) {
 	f := &Figures{KVUsage: -1, Running: fs.count(namesRunning), Waiting: fs.count(namesWaiting),
 		PrefixQueries: fs.count(namesQueries), PrefixHits: fs.count(namesHits),
-		ExternalQueries: fs.count(namesExternalQueries), ExternalHits: fs.count(namesExternalHits), Preemptions: fs.count(namesPreemptions)}
+		ExternalQueries: fs.count(namesExternalQueries), ExternalHits: fs.count(namesExternalHits), Preemptions: fs.count(namesPreemptions), Timing: fs.timing()}
 	_, running := fs.sum(namesRunning)
 	usage, n := fs.sum(namesUsage)
 	if n > 0 {

@@ -34,6 +34,19 @@ type Removed struct {
 	Group  uint16
 }
 
+// MediumRank orders what an event names as Medium, the nearest to the engine first. Those that are not known are one.
+func MediumRank(name string) uint16 {
+	switch name {
+	case "", "GPU":
+		return 0
+	case "CPU":
+		return 1
+	case "STORAGE":
+		return 2
+	}
+	return 3
+}
+
 // Sink takes what engines say of their blocks, in order. Calls for one source come one at a time; they must not block.
 type Sink interface {
 	Stored(s Source, b *Stored)

@@ -10,13 +10,14 @@ import (
 // Status is what is known of a worker, for people to read.
 type Status struct {
 	// AgeMS is how old the figures are; they are shown however old.
-	AgeMS   int64   `json:"age_ms"`
-	Stale   bool    `json:"stale,omitempty"` // too old to be used
-	Running int64   `json:"running"`
-	Waiting int64   `json:"waiting"`
-	Foreign int64   `json:"foreign"`  // requests that this router did not give it
-	KVUsage float64 `json:"kv_usage"` // -1: not said
-	Ranks   int     `json:"ranks,omitempty"`
+	AgeMS   int64     `json:"age_ms"`
+	ReadAt  time.Time `json:"read_at,omitzero"` // when they were read, by this router's clock
+	Stale   bool      `json:"stale,omitempty"`  // too old to be used
+	Running int64     `json:"running"`
+	Waiting int64     `json:"waiting"`
+	Foreign int64     `json:"foreign"`  // requests that this router did not give it
+	KVUsage float64   `json:"kv_usage"` // -1: not said
+	Ranks   int       `json:"ranks,omitempty"`
 
 	PrefixQueries   int64 `json:"prefix_queries"`
 	PrefixHits      int64 `json:"prefix_hits"`
@@ -25,6 +26,8 @@ type Status struct {
 	Preemptions     int64 `json:"preemptions"`
 	Blocks          int64 `json:"blocks,omitempty"`
 	BlockTokens     int64 `json:"block_tokens,omitempty"`
+	// Timing is nil where nothing was timed yet, or the worker does not say it.
+	Timing *Timing `json:"timing,omitempty"`
 
 	Looks    uint64 `json:"looks"`
 	Failures uint64 `json:"failures"`
@@ -49,10 +52,13 @@ func (f *follower) status() *Status {
 	}
 	if fig := f.figures.Load(); fig != nil {
 		age := time.Since(fig.At)
-		s.AgeMS, s.Stale = age.Milliseconds(), age > f.c.cfg.Stale
+		s.AgeMS, s.ReadAt, s.Stale = age.Milliseconds(), fig.At, age > f.c.cfg.Stale
 		s.Running, s.Waiting, s.Foreign, s.KVUsage, s.Ranks = fig.Running, fig.Waiting, fig.Foreign(), fig.KVUsage, fig.Ranks
 		s.PrefixQueries, s.PrefixHits, s.ExternalQueries, s.ExternalHits = fig.PrefixQueries, fig.PrefixHits, fig.ExternalQueries, fig.ExternalHits
 		s.Preemptions, s.Blocks, s.BlockTokens = fig.Preemptions, fig.Blocks, fig.BlockTokens
+		if t := fig.Timing; t != (Timing{}) {
+			s.Timing = &t
+		}
 	}
 	if streams := f.streams.Load(); streams != nil {
 		for _, x := range *streams {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/pythontest"
 )
 
@@ -145,7 +146,7 @@ func TestVLLM(t *testing.T) {
 	if env == "" {
 		t.Skip("set HEADRACE_VLLM to the folder that scripts/vllm-env.sh prints")
 	}
-	leakCheck(t)
+	leaktest.Check(t)
 	defer http.DefaultClient.CloseIdleConnections()
 	ports := freePorts(t, 3)
 	v := &realVLLM{t: t, env: env, http: ports, events: ports + 1, back: ports + 2}

@@ -135,12 +135,17 @@ func TestCancelInEachPhase(t *testing.T) {
 							}
 						}
 						ctx, cancel := context.WithCancelCause(context.Background())
+						defer cancel(gone)
 						done := make(chan Outcome, 1)
 						a := s.attempt(fmt.Sprintf(`{"model":"fake","prompt":"some words","max_tokens":40,"stream":%v}`, stream), "/v1/completions")
 						go func() { done <- s.dialect.Run(ctx, a, &tape{}) }()
 						select {
 						case <-at:
 						case out := <-done:
+							if dialect == SGLangName && phase.role == "prefill" && phase.stage == routertest.StageAnswered && out.Result == Finished {
+								s.quiet(3 * time.Second) // once decode has begun nobody waits for prefill's last words
+								return
+							}
 							s.Fatalf("the moment does not come; got %+v", out)
 						}
 						synctest.Wait() // whatever else there is to happen at this moment has

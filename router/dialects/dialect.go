@@ -30,11 +30,51 @@ type Attempt struct {
 	Request  *Request
 	Number   int // 1 for the first
 	Decision pairing.Decision
+	// Ticket is the nonce of the ticket that Run minted, by which node daemons know the attempt; zero where there is none.
+	Ticket [16]byte
 	// Progress is what earlier attempts gave the client. The dialect carries it on.
 	Progress *Progress
+	// Trail, of engines that are not ours: what the client has been given; nil where it is not remembered.
+	Trail *Trail
+	// Mover, of our own workers: where the stream goes on when its worker drains; nil: it ends where it is.
+	Mover Mover
 	// EstablishBy, when set, is when all legs must have been answered: after a fault the client is not kept waiting
 	// for one dead worker after the other.
 	EstablishBy time.Time
+	// Began is when the attempt was made; zero: now.
+	Began time.Time
+	// At is the time of what the sink is told, where Run has read the clock for it; zero where it has not.
+	At time.Time
+	// Room is where Run may keep what it needs, nil for anywhere.
+	Room *Room
+}
+
+// Room is what one attempt that one worker serves takes of memory, for one after the other. The zero value is ready to use.
+type Room struct {
+	relay  relay
+	answer legRoom
+}
+
+type legRoom struct {
+	leg leg
+	up  upstream.Room
+}
+
+// Free tells whether nothing of the attempt that had the room goes on. Who ran it alone may ask, when it has returned.
+func (r *Room) Free() bool { return r.answer.up.Free() }
+
+// Aborter can be made to end at once, from any goroutine. Abort must not wait.
+type Aborter interface{ Abort() }
+
+// Ending is a context that aborts what must end with it, for somebody who looks at Ended from time to time: so it needs no timer, and
+// that takes no memory.
+type Ending interface {
+	context.Context
+	// AbortAtEnd has a aborted when the context ends; Spare undoes it.
+	AbortAtEnd(a Aborter)
+	Spare(a Aborter)
+	// Ended is Err for who knows the time.
+	Ended(now time.Time) error
 }
 
 // Request is what stays the same over all attempts.
@@ -48,6 +88,8 @@ type Request struct {
 	Deadline  time.Time
 	Choice    int // which of the request's answers
 	Stream    bool
+	// Trace are the headers of the trace that engines are to take part in; nil for none.
+	Trace [][2]string
 }
 
 // Progress is what the client has been given. Its invariant: the text of all data events handed to the sink is exactly

@@ -87,7 +87,7 @@ func (l *leg) course() course {
 		return unsent
 	case l.whole:
 		return ended
-	case l.answered:
+	case l.answered || l.Headed():
 		return answered
 	}
 	return sent
@@ -95,9 +95,12 @@ func (l *leg) course() course {
 
 // took notes what a batch says about the leg's course.
 func (l *leg) took(b upstream.Batch) {
-	l.answered = l.answered || b.Status != 0
+	l.answered = l.answered || b.Status != 0 || l.Headed()
 	l.ended = b.Err != nil
 	l.whole = l.whole || b.Err == io.EOF
+	if b.Err == nil || b.Err == io.EOF {
+		return
+	}
 	var e *upstream.Error
 	l.undialled = l.undialled || errors.As(b.Err, &e) && e.Kind == upstream.KindRefused
 }

@@ -115,6 +115,9 @@ func (e *Errands) say(t upstream.Target, rid string) {
 
 // whole waits for a leg's whole response that is no event stream. The leg is the caller's to close.
 func whole(ctx context.Context, leg *upstream.Leg) (status int, body []byte, err error) {
+	if leg.Inline() {
+		return wholeInline(ctx, leg)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -123,19 +126,38 @@ func whole(ctx context.Context, leg *upstream.Leg) (status int, body []byte, err
 			if !ok {
 				return 0, nil, context.Canceled
 			}
-			switch {
-			case b.Err == nil:
-				b.Release()
-				continue
-			case b.Err != io.EOF:
-				b.Release()
-				return 0, nil, b.Err
-			case b.SSE:
-				err = fmt.Errorf("an event stream where none was asked for")
+			if over, err := judgeWhole(b, &status, &body); over {
+				return status, body, err
 			}
-			status, body = b.Status, append([]byte(nil), b.Data...)
-			b.Release()
-			return status, body, err
 		}
 	}
+}
+
+func wholeInline(ctx context.Context, leg *upstream.Leg) (status int, body []byte, err error) {
+	defer context.AfterFunc(ctx, func() { leg.Interrupt(true) })()
+	for {
+		b, ok := leg.Next(time.Now().Add(attendEvery))
+		if ok {
+			if over, err := judgeWhole(b, &status, &body); over {
+				return status, body, err
+			}
+		} else if ctx.Err() != nil {
+			return 0, nil, context.Cause(ctx)
+		}
+	}
+}
+
+// judgeWhole takes a batch; over tells that it was the last one.
+func judgeWhole(b upstream.Batch, status *int, body *[]byte) (over bool, err error) {
+	defer b.Release()
+	switch {
+	case b.Err == nil:
+		return false, nil
+	case b.Err != io.EOF:
+		return true, b.Err
+	case b.SSE:
+		err = fmt.Errorf("an event stream where none was asked for")
+	}
+	*status, *body = b.Status, append([]byte(nil), b.Data...)
+	return true, err
 }

@@ -20,7 +20,7 @@ const (
 	// settleGrace is how long decode may take to say that it has everything, when prefill died behind its hand-off.
 	settleGrace = 300 * time.Millisecond
 	// blameGrace is how long the other leg may take to explain a leg's failure.
-	blameGrace = 50 * time.Millisecond
+	blameGrace = 200 * time.Millisecond
 	// batchesQueuedMax bounds what decode may be ahead of prefill.
 	batchesQueuedMax = 64
 )
@@ -47,6 +47,7 @@ type leg struct {
 	// Of workers that do not speak our own dialect.
 	whole     bool // its response is complete
 	undialled bool
+	dropped   bool // nothing that it says counts any more
 
 	// Of workers that may be silent: when it was last known to live, and the question that is under way.
 	alive time.Time
@@ -56,6 +57,7 @@ type leg struct {
 // attempt is the state of one Run.
 type attempt struct {
 	*Attempt
+	native *Native
 	sink   Sink
 	splice splice
 
@@ -70,13 +72,21 @@ type attempt struct {
 	grace     <-chan time.Time
 	// The outcome at the end of grace: prefill was lost behind its hand-off, or a worker said that it cannot go on.
 	lost, doomed *Outcome
+
+	// Of streams that move to another worker.
+	move       *move
+	again      <-chan struct{} // closed when it may be time to move
+	considered bool            // nothing has changed since that was asked
+	movedOn    bool            // the legs are not those that the attempt began with
+	// The outcome if the source of a move that was given up turns out to have let go of the stream: who should have gone on did not.
+	orphan *Outcome
 }
 
 // Run serves the request by a pair or by one worker.
 func (n *Native) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
-	t := &attempt{Attempt: a, sink: s, splice: splice{sink: s, progress: a.Progress}}
+	t := &attempt{Attempt: a, native: n, sink: s, splice: splice{sink: s, progress: a.Progress}}
 	if err := n.dispatch(t); err != nil {
-		return unminted(a.Decision, err)
+		return *unminted(a.Decision, err)
 	}
 	var out Outcome
 	defer func() { t.close(out.Result == Finished) }()
@@ -91,6 +101,7 @@ func (n *Native) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
 
 // close ends the legs: those that have done their part end by themselves, the others are cancelled.
 func (t *attempt) close(finished bool) {
+	t.endMove()
 	for _, b := range t.queue {
 		b.Release()
 	}
@@ -110,30 +121,38 @@ func (t *attempt) close(finished bool) {
 
 // dispatch opens the legs.
 func (n *Native) dispatch(t *attempt) error {
-	q, d := t.Request, t.Decision
-	kv := openai.KVParams{ID: q.ID, Created: q.Created, Seed: seedOf(q), DeadlineMS: q.Deadline.UnixMilli(), Choice: q.Choice}
+	d, kv := t.Decision, t.params()
 	if t.Progress.RoleSent || len(t.Progress.Given) > 0 {
 		kv.Resume = append([]int32{}, t.Progress.Given...)
 	}
-	base := q.Body.Streaming(kv.Seed)
-	open := func(w *pairing.Worker, role string) *leg {
-		kv.Role = role
-		tail := append(kv.AppendJSON([]byte(`"kv_transfer_params":`)), '}')
-		pieces := append(base[:len(base):len(base)], tail)
-		return &leg{Leg: n.Client.Open(target(w), upstream.Request{Path: q.Path, RequestID: q.RequestID, Body: pieces}), role: role, worker: w}
-	}
 	if d.Whole != nil {
-		t.first = open(d.Whole, openai.RoleWhole)
+		t.first = n.open(t, d.Whole, openai.RoleWhole, kv)
 		return nil
 	}
 	var err error
-	if kv.Ticket, err = mint(n.Key, d.Prefill, d.Decode, q.Deadline); err != nil {
+	if kv.Ticket, err = t.mint(n.Key); err != nil {
 		return err
 	}
-	t.decode = open(d.Decode, openai.RoleDecode)
+	t.decode = n.open(t, d.Decode, openai.RoleDecode, kv)
 	kv.Peer = d.Decode.NodeData
-	t.first = open(d.Prefill, openai.RolePrefill)
+	t.first = n.open(t, d.Prefill, openai.RolePrefill, kv)
 	return nil
+}
+
+// params is what all legs are told.
+func (t *attempt) params() openai.KVParams {
+	q := t.Request
+	return openai.KVParams{ID: q.ID, Created: q.Created, Seed: seedOf(q), DeadlineMS: q.Deadline.UnixMilli(), Choice: q.Choice}
+}
+
+// open sends a leg.
+func (n *Native) open(t *attempt, w *pairing.Worker, role string, kv openai.KVParams) *leg {
+	q := t.Request
+	kv.Role = role
+	base := q.Body.Streaming(kv.Seed)
+	tail := append(kv.AppendJSON([]byte(`"kv_transfer_params":`)), '}')
+	pieces := append(base[:len(base):len(base)], tail)
+	return &leg{Leg: n.Client.Open(target(w), upstream.Request{Path: q.Path, RequestID: q.RequestID, Headers: q.Trace, Body: pieces}), role: role, worker: w}
 }
 
 // seedOf is the client's seed as workers read it, else the router's.
@@ -160,6 +179,7 @@ func (t *attempt) loop(ctx context.Context) Outcome {
 	}
 	t.sink.Phase(Prefilling)
 	for {
+		t.consider()
 		var first, decode <-chan upstream.Batch
 		if !t.first.ended {
 			first = t.first.C
@@ -175,6 +195,14 @@ func (t *attempt) loop(ctx context.Context) Outcome {
 			out = t.batch(t.first, b)
 		case b := <-decode:
 			out = t.batch(t.decode, b)
+		case b := <-t.move.heard():
+			t.fromHeir(b)
+		case err := <-t.move.answer():
+			t.answered(err)
+		case <-t.move.tooLate():
+			t.stay(MoveFailed, errors.New("the time for it has passed"))
+		case <-t.again:
+			t.again, t.considered = nil, false
 		case <-t.grace:
 			if out = t.doomed; out == nil {
 				out = t.lost
@@ -203,6 +231,10 @@ func (t *attempt) unanswered() *leg {
 func (t *attempt) batch(l *leg, b upstream.Batch) *Outcome {
 	l.answered = l.answered || b.Status != 0
 	l.ended = b.Err != nil
+	if l.dropped {
+		b.Release()
+		return nil
+	}
 	if t.doomed != nil {
 		return t.lastWords(l, b)
 	}
@@ -219,7 +251,7 @@ func (t *attempt) batch(l *leg, b upstream.Batch) *Outcome {
 	if out == nil && t.handedOff && len(t.queue) > 0 {
 		out = t.replay()
 	}
-	if out == nil && b.Err != nil && t.doomed == nil {
+	if out == nil && b.Err != nil && t.doomed == nil && !l.dropped {
 		out = t.ended(l, b.Err)
 	}
 	if out != nil {
@@ -242,6 +274,9 @@ func (t *attempt) events(l *leg, data []byte) *Outcome {
 			break
 		}
 		data = data[n:]
+		if l.dropped {
+			break
+		}
 		if t.handedOff && l == t.first && (ev.Kind == openai.EventData || ev.Kind == openai.EventTokens || ev.Kind == openai.EventHandoff || ev.Kind == openai.EventFinal) {
 			return t.fail(l, "protocol", errors.New("prefill goes on behind its hand-off"))
 		}
@@ -263,6 +298,9 @@ func (t *attempt) events(l *leg, data []byte) *Outcome {
 }
 
 func (t *attempt) heard(l *leg, what news) *Outcome {
+	if out, ours := t.heardMove(l, what); ours {
+		return out
+	}
 	switch what {
 	case newsHandoff:
 		if l.role != openai.RolePrefill {
@@ -270,7 +308,7 @@ func (t *attempt) heard(l *leg, what news) *Outcome {
 		}
 		t.handedOff = true
 		t.sink.Phase(Transferring)
-	case newsSettled:
+	case newsSettled, newsLoaded:
 		t.settled, t.grace = true, nil
 	case newsDecoding:
 		if l.role == openai.RolePrefill {
@@ -354,13 +392,12 @@ func (t *attempt) early(b upstream.Batch) *Outcome {
 
 // replay takes what decode sent before the hand-off.
 func (t *attempt) replay() *Outcome {
-	queue := t.queue
+	queue, l := t.queue, t.decode
 	t.queue = nil
 	for i, b := range queue {
-		out := t.events(t.decode, b.Data)
-		b.Release()
-		if out == nil && b.Err != nil && t.doomed == nil {
-			out = t.ended(t.decode, b.Err)
+		out := t.events(l, b.Data)
+		if b.Release(); out == nil && b.Err != nil && t.doomed == nil && !l.dropped {
+			out = t.ended(l, b.Err)
 		}
 		if out != nil {
 			t.queue = queue[i+1:]
@@ -378,6 +415,10 @@ func (t *attempt) ended(l *leg, err error) *Outcome {
 		how = string(e.Kind)
 	} else if err == io.EOF {
 		err = errors.New("the response ended too early")
+	}
+	if m := t.move; m != nil && l == m.to && !m.from.ended {
+		t.stay(MoveFailed, err)
+		return nil
 	}
 	if l != t.first || !t.handedOff {
 		return t.fail(l, how, err)
@@ -413,7 +454,7 @@ func (t *attempt) fail(l *leg, how string, err error) *Outcome {
 		Err: fmt.Errorf("%s by worker %s: %w", l.role, l.worker.ID, err)}
 	switch how {
 	case "failed":
-		if t.decode != nil {
+		if t.decode != nil && !t.movedOn {
 			out.Blame = []Blame{{Worker: t.first.worker.ID, Reason: err.Error(), Pair: true}, {Worker: t.decode.worker.ID, Reason: err.Error(), Pair: true}}
 			break
 		}

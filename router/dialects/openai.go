@@ -22,18 +22,8 @@ var _ Dialect = (*Plain)(nil)
 func (*Plain) Name() string { return PlainName }
 
 // Run serves the request by one worker.
-func (p *Plain) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
-	r := &relay{Attempt: a, client: p.Client, probes: p.Probes, sink: s}
-	r.whole()
-	defer func() { r.close(out.Result == Finished) }()
-	return r.run(ctx)
-}
-
-// whole sends the client's own request to the one worker.
-func (r *relay) whole() {
-	body := r.Request.Body.Whole()
-	if r.Request.Path == PathGenerate {
-		body = r.Request.Body.Without(notGenerates, nil)
-	}
-	r.answer = r.open(r.Decision.Whole, roleWhole, body)
+func (p *Plain) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
+	r := a.relay()
+	r.client, r.probes, r.sink = p.Client, p.Probes, s
+	return r.serve(ctx, nil)
 }

@@ -1,18 +1,11 @@
 package dialects
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"strconv"
+	"sync"
 	"time"
 
-	"github.com/tidwall/gjson"
-
-	"github.com/headrace/headrace/router/pairing"
 	"github.com/headrace/headrace/router/upstream"
 )
 
@@ -27,6 +20,9 @@ const (
 // for it; what that one answers stays here.
 //
 // Engines of this sort say nothing while they work. That they live is found out by asking.
+//
+// The goroutine that runs the attempt reads the answer itself. Where prefill is asked at the same time, an attendant reads what
+// that one says.
 type relay struct {
 	*Attempt
 	client *upstream.Client
@@ -50,92 +46,105 @@ type relay struct {
 	through func(prefill *leg) bool // sees a prefill through that nobody wants any more
 	closes  bool                    // an event was the last one of an answer that ends without [DONE]
 	// until, when set, is when the answer must have begun.
-	until *time.Timer
-	safe  time.Time // when until fires
+	until time.Time
 	late  func() *Outcome
 	// miss, when set, is when missed is called unless the answer has begun.
-	miss   *time.Timer
+	miss   time.Time
 	missed func()
 
-	begun   bool // the client was handed content
-	refused *Outcome
-	grace   <-chan time.Time
+	beside   *attendant // of prefill, while the answer is read; nil where nobody else reads
+	reported bool       // what it said was taken
+	begun    bool       // the client was handed content
+	refused  *Outcome
+	grace    time.Time // when refused is the outcome, unless the answer has begun; zero for never
+
+	mu      sync.Mutex
+	reading *leg // is interrupted when the request ends
 }
 
-// call is what one leg asks for.
-type call struct {
-	worker  *pairing.Worker
-	role    string
-	body    [][]byte
-	id      string // X-Request-Id; "" for the attempt's
-	stream  bool   // also where prefill is asked
-	headers [][2]string
+// relay is a fresh one of the attempt's.
+func (a *Attempt) relay() *relay {
+	if a.Room == nil {
+		return &relay{Attempt: a}
+	}
+	a.Room.relay = relay{Attempt: a}
+	return &a.Room.relay
 }
 
-// open sends a request of this attempt.
-func (r *relay) open(w *pairing.Worker, role string, body [][]byte) *leg {
-	return r.send(call{worker: w, role: role, body: body})
+// paired is a dialect whose attempts are relayed.
+type paired interface {
+	// pair opens the legs of a pair, the first one at least. Where it cannot, it says how the attempt ends.
+	pair(ctx context.Context, r *relay) *Outcome
 }
 
-func (r *relay) send(c call) *leg {
-	accept := "application/json"
-	if c.stream || c.role != rolePrefill && r.Request.Stream {
-		accept = "text/event-stream"
+// serve runs the attempt, by a pair as p does or by one worker. All legs are closed when it returns.
+func (r *relay) serve(ctx context.Context, p paired) (out Outcome) {
+	defer func() { r.close(out.Result == Finished) }()
+	if r.Decision.Whole != nil {
+		r.whole()
+	} else if out := p.pair(ctx, r); out != nil {
+		return *out
 	}
-	if c.id == "" {
-		c.id = r.engineRequestID()
-	}
-	return &leg{worker: c.worker, role: c.role, alive: time.Now(), Leg: r.client.Open(target(c.worker), upstream.Request{
-		Path: r.Request.Path, RequestID: c.id, Headers: c.headers, Body: c.body, Accept: accept, Patient: true, WholeBytesMax: wholeBytesMax})}
+	return r.run(ctx)
 }
 
-// engineRequestID is what the engine makes the answer's id of, by putting a prefix in front. A second attempt has another
-// one: older engines take two requests of one id for one.
-func (r *relay) engineRequestID() string {
-	id := r.Request.RequestID
-	if id == r.Request.ID {
-		if i := bytes.IndexByte([]byte(id), '-'); i >= 0 {
-			id = id[i+1:]
-		}
+// whole sends the client's own request to the one worker.
+func (r *relay) whole() {
+	body := r.Request.Body.Whole()
+	switch {
+	case r.rid != "":
+		body = sglangBody(r.Request, ridMember(nil, r.rid))
+	case r.Request.Path == PathGenerate:
+		body = r.Request.Body.Without(notGenerates, nil)
 	}
-	if r.Number > 1 {
-		id += "-" + strconv.Itoa(r.Number)
-	}
-	return id
+	r.answer = r.open(r.Decision.Whole, roleWhole, body)
 }
 
 // run serves until the answer is with the client, or will not be.
 func (r *relay) run(ctx context.Context) Outcome {
+	if r.Decision.Whole == nil { // else nothing was waited for
+		r.At = time.Now()
+	}
 	r.sink.Phase(Prefilling)
-	look := time.NewTicker(max(r.probes.every/3, time.Millisecond))
-	defer look.Stop()
+	if r.prefill != nil && r.answer != nil {
+		r.attend()
+	}
+	ending, ok := ctx.(Ending)
+	if ok {
+		ending.AbortAtEnd(r)
+		defer ending.Spare(r)
+	} else {
+		ending = otherContext{ctx}
+		defer context.AfterFunc(ctx, r.Abort)()
+	}
+	every := max(r.probes.every/3, time.Millisecond)
+	look := r.At.Add(every)
 	for {
-		var prefill, answer <-chan upstream.Batch
-		until, miss := r.timer(r.until), r.timer(r.miss)
-		if r.prefill != nil && !r.prefill.ended {
-			prefill = r.prefill.C
+		l := r.turn()
+		b, ok := r.next(ctx, l, r.wake(ctx, look))
+		now := l.HeardAt()
+		if !ok {
+			now = time.Now()
 		}
-		if r.answer != nil && len(r.held) < batchesQueuedMax {
-			answer = r.answer.C
+		r.At = now
+		// What ends the request interrupts the leg, so that there is nothing to look for while the answer comes.
+		if (!ok || b.Err != nil || !now.Before(look)) && ending.Ended(now) != nil {
+			l.took(b)
+			b.Release()
+			return Outcome{Result: Cancelled, Err: context.Cause(ctx)}
 		}
 		var out *Outcome
-		select {
-		case <-ctx.Done():
-			return Outcome{Result: Cancelled, Err: context.Cause(ctx)}
-		case b := <-prefill:
-			out = r.fromPrefill(b)
-		case b := <-answer:
-			out = r.fromAnswer(b)
-		case <-until:
-			r.tongue.leased = false // it may not read any more
-			out = r.late()
-		case <-miss:
-			r.missed()
-		case <-r.grace:
-			if r.grace = nil; !r.begun {
-				out = r.refused
-			}
-		case <-look.C:
+		if ok {
+			out = r.take(l, b)
+		}
+		if out == nil {
+			out = r.heard()
+		}
+		if out == nil {
+			out = r.due(now)
+		}
+		if out == nil && !now.Before(look) {
+			look = now.Add(every)
 			out = r.look()
 		}
 		if out != nil {
@@ -144,77 +153,101 @@ func (r *relay) run(ctx context.Context) Outcome {
 	}
 }
 
-// timer is when t runs out, as long as the answer has not begun.
-func (r *relay) timer(t *time.Timer) <-chan time.Time {
-	if t == nil || r.begun {
-		return nil
+// take handles what the leg that is read brought.
+func (r *relay) take(l *leg, b upstream.Batch) *Outcome {
+	if l == r.answer {
+		return r.fromAnswer(b)
 	}
-	return t.C
+	defer b.Release()
+	l.took(b)
+	return r.fromPrefill(b)
 }
 
-// close ends the legs.
-func (r *relay) close(finished bool) {
-	for _, b := range r.held {
-		b.Release()
+// turn is the leg that is read next.
+func (r *relay) turn() *leg {
+	l := r.answer
+	if l == nil {
+		l = r.prefill
 	}
-	if !finished && r.tongue.leased {
-		r.lastAnswer()
+	if r.reading != l {
+		r.mu.Lock()
+		r.reading = l
+		r.mu.Unlock()
 	}
-	for _, t := range []*time.Timer{r.until, r.miss} {
-		if t != nil {
-			t.Stop()
-		}
-	}
-	if r.until != nil && time.Until(r.safe) < r.client.FinishTimeout() { // the blocks may be another request's before it has got so far
-		r.tongue.leased = false
-	}
-	e := r.tongue.end(r.prefill.course(), r.answer.course(), r.begun, finished)
-	if e.prefill == seeThrough && r.through(r.prefill) {
-		r.prefill = nil // it is the errand's now
-	}
-	r.do(e.prefill, r.prefill)
-	r.do(e.answer, r.answer)
-	if e.recall && r.recall != nil {
-		r.recall()
-	}
+	return l
 }
 
-// do does with a leg what the ending says.
-func (r *relay) do(d deed, l *leg) {
-	switch {
-	case l == nil:
-	case d == finish:
-		l.Finish()
-	case d == linger:
-		l.Linger()
-	default:
-		l.Close()
-		if d == callOff {
-			r.errands.abort(l.Target, r.rid)
-		}
+// Abort has the relay look why the request has ended.
+func (r *relay) Abort() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reading != nil {
+		r.reading.Interrupt(true)
 	}
 }
 
-// lastAnswer takes what prefill has just answered: somebody must tell it that the blocks are not wanted, and that is decode.
-func (r *relay) lastAnswer() {
-	if r.prefill == nil || r.prefill.ended || r.answer != nil || r.prefilled == nil {
-		return
+// next waits for what a leg brings. Where all is held of the answer, or as much as may be, it is prefill that must say something first.
+func (r *relay) next(ctx context.Context, l *leg, until time.Time) (upstream.Batch, bool) {
+	if !l.ended && len(r.held) < batchesQueuedMax {
+		return l.Next(until)
 	}
+	var said chan struct{} // nothing more is said behind a report
+	if r.beside != nil && !r.reported {
+		said = r.beside.done
+	}
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
 	select {
-	case b := <-r.prefill.C:
-		r.prefill.took(b)
-		if b.Err == io.EOF && b.Status == http.StatusOK && !b.SSE {
-			_ = r.prefilled(b.Data)
-		}
-		b.Release()
-	default:
+	case <-said:
+	case <-timer.C:
+	case <-ctx.Done():
 	}
+	return upstream.Batch{}, false
 }
+
+// wake is when something must be looked after, at the latest.
+func (r *relay) wake(ctx context.Context, look time.Time) time.Time {
+	if last, limited := ctx.Deadline(); limited && last.Before(look) {
+		look = last
+	}
+	if r.begun {
+		return look
+	}
+	for _, t := range [...]time.Time{r.until, r.miss, r.grace} {
+		if !t.IsZero() && t.Before(look) {
+			look = t
+		}
+	}
+	return look
+}
+
+// due does what it is time for.
+func (r *relay) due(now time.Time) *Outcome {
+	over := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	switch {
+	case r.begun:
+	case over(r.until):
+		r.tongue.leased = false // it may not read any more
+		return r.late()
+	case over(r.grace):
+		return r.refused
+	case over(r.miss):
+		r.missed()
+	}
+	return nil
+}
+
+// otherContext makes an Ending of any context whose end somebody else sees to.
+type otherContext struct{ context.Context }
+
+func (otherContext) AbortAtEnd(Aborter)      {}
+func (otherContext) Spare(Aborter)           {}
+func (c otherContext) Ended(time.Time) error { return c.Err() }
 
 // look asks after workers that were silent for long.
 func (r *relay) look() *Outcome {
 	for _, l := range []*leg{r.prefill, r.answer} {
-		if l == nil || l.ended || time.Since(l.LastHeard()) < r.probes.every || l == r.prefill && r.begun {
+		if l == nil || l.ended && !r.awaited(l) || time.Since(l.LastHeard()) < r.probes.every || l == r.prefill && r.begun {
 			continue
 		}
 		p := l.probe
@@ -237,262 +270,8 @@ func (r *relay) look() *Outcome {
 	return nil
 }
 
-// fromPrefill takes what the prefill leg brought.
-func (r *relay) fromPrefill(b upstream.Batch) *Outcome {
-	defer b.Release()
-	l := r.prefill
-	l.took(b)
-	switch {
-	case r.begun:
-		return nil // it does not matter any more
-	case b.SSE && r.sameBody:
-		return r.fromPrefillStream(b)
-	case b.SSE:
-		return r.fail(l, "protocol", errors.New("an event stream where none was asked for"))
-	case !l.ended:
-		return nil
-	case b.Err != io.EOF:
-		return r.broken(l, b.Err)
-	case b.Status == http.StatusOK:
-		r.sink.Phase(Transferring)
-		r.handed = true
-		if r.merge != nil {
-			r.merge.prefill(b.Data)
-		}
-		if r.prefilled != nil {
-			if out := r.prefilled(b.Data); out != nil {
-				return out
-			}
-		}
-		return r.release()
-	case clientFault(b.Status):
-		return r.prefillRefused(b.Status, b.Data)
-	}
-	return r.status(l, b)
-}
-
-// release hands on what was held for prefill's answer.
-func (r *relay) release() *Outcome {
-	held := r.held
-	r.held = nil
-	for i, b := range held {
-		if out := r.hear(b); out != nil {
-			for _, b := range held[i+1:] {
-				b.Release()
-			}
-			return out
-		}
-	}
-	return nil
-}
-
-// prefillRefused: prefill got the request in another shape than the client gave it, so that what it finds wrong with it may
-// not be the client's fault. Decode, or a worker that does everything, has the last word.
-func (r *relay) prefillRefused(status int, why []byte) *Outcome {
-	out := r.fail(r.prefill, "rejected", fmt.Errorf("status %d: %.200s", status, why))
-	out.Whole = true
-	if r.sameBody {
-		out = &Outcome{Result: Refused, Status: status, Body: errorObject(why)}
-	}
-	if r.answer == nil {
-		return out
-	}
-	r.refused, r.grace = out, time.After(refusalGrace)
-	return nil
-}
-
-// prefillError judges an error within prefill's stream.
-func (r *relay) prefillError(arg []byte) *Outcome {
-	if code := int(gjson.GetBytes(arg, "error.code").Int()); clientFault(code) {
-		return r.prefillRefused(code, arg)
-	}
-	return r.fail(r.prefill, "error", fmt.Errorf("worker says %.200s", arg))
-}
-
-// errorObject is a worker's error in OpenAI's shape: SGLang's has the error's members at the top.
-func errorObject(b []byte) []byte {
-	if v := gjson.ParseBytes(b); v.IsObject() && !v.Get("error").Exists() && v.Get("message").Type == gjson.String {
-		return append(append([]byte(`{"error":`), bytes.TrimSpace(b)...), '}')
-	}
-	return bytes.Clone(b)
-}
-
-// fromAnswer takes what the answering leg brought.
-func (r *relay) fromAnswer(b upstream.Batch) *Outcome {
-	r.answer.took(b)
-	if r.merge != nil && !r.handed && (b.Err == nil || b.Err == io.EOF) && b.Status == http.StatusOK {
-		r.held = append(r.held, b)
-		return nil
-	}
-	return r.hear(b)
-}
-
-// hear handles what the answering leg brought.
-func (r *relay) hear(b upstream.Batch) *Outcome {
-	defer b.Release()
-	l := r.answer
-	if !b.SSE {
-		switch {
-		case b.Err == nil:
-			return nil
-		case b.Err != io.EOF:
-			return r.broken(l, b.Err)
-		case b.Status != http.StatusOK:
-			return r.status(l, b)
-		case r.Request.Stream:
-			return r.fail(l, "protocol", errors.New("the answer is no event stream"))
-		}
-		r.begin()
-		if r.merge != nil {
-			b.Data = r.merge.decode(b.Data)
-		}
-		if err := r.sink.Whole(b.ContentType, b.Data); err != nil {
-			return &Outcome{Result: SinkFailed, Err: err}
-		}
-		return &Outcome{Result: Finished}
-	}
-	if !r.Request.Stream {
-		return r.fail(l, "protocol", errors.New("an event stream where none was asked for"))
-	}
-	if out := r.events(b.Data); out != nil {
-		return out
-	}
-	if err := r.sink.Flush(); err != nil {
-		return &Outcome{Result: SinkFailed, Err: err}
-	}
-	switch b.Err {
-	case nil:
-		return nil
-	case io.EOF:
-		if r.closes {
-			return &Outcome{Result: Finished}
-		}
-		return r.fail(l, "lost", errNoDone)
-	}
-	return r.broken(l, b.Err)
-}
-
-var errNoDone = errors.New("the stream ended without [DONE]")
-
-// events hands on whole events.
-func (r *relay) events(data []byte) *Outcome {
-	for len(data) > 0 {
-		raw := nextRaw(data)
-		data = data[len(raw):]
-		arg, ok := dataOf(raw)
-		var err error
-		switch {
-		case !ok: // a comment that keeps the connection alive
-			err = r.sink.Event(KindComment, raw, nil, 0)
-		case string(arg) == "[DONE]":
-			return &Outcome{Result: Finished}
-		case isError(arg):
-			return r.errorEvent(arg)
-		default:
-			r.begin()
-			if r.merge != nil {
-				arg = r.merge.decode(arg)
-				raw = append(append([]byte("data: "), arg...), "\n\n"...)
-			}
-			r.closes = r.closes || r.Request.Path == PathResponses && endsResponse(arg)
-			err = r.sink.Event(KindRaw, raw, arg, 0)
-		}
-		if err != nil {
-			return &Outcome{Result: SinkFailed, Err: err}
-		}
-	}
-	return nil
-}
-
-func isError(data []byte) bool { return bytes.HasPrefix(data, []byte(`{"error"`)) }
-
-// PathResponses is the endpoint whose streams end with an event of their own.
-const PathResponses = "/v1/responses"
-
-// endsResponse tells whether an event of a response is its last one.
-func endsResponse(data []byte) bool {
-	switch gjson.GetBytes(data, "type").String() {
-	case "response.completed", "response.incomplete", "response.failed", "response.cancelled":
-		return true
-	}
-	return false
-}
-
-func (r *relay) begin() {
-	if !r.begun {
-		r.begun = true
-		r.sink.Phase(Decoding)
-	}
-}
-
-// errorEvent judges an engine's error within a stream that began well: what is wrong with a request, engines may find
-// out only then.
-func (r *relay) errorEvent(arg []byte) *Outcome {
-	code := int(gjson.GetBytes(arg, "error.code").Int())
-	if !r.begun && clientFault(code) {
-		return &Outcome{Result: Refused, Status: code, Body: bytes.Clone(arg)}
-	}
-	out := r.fail(r.answer, "error", fmt.Errorf("worker says %.200s", arg))
-	out.Body = bytes.Clone(arg)
-	return out
-}
-
-// status judges an answer with a status that is not 200.
-func (r *relay) status(l *leg, b upstream.Batch) *Outcome {
-	switch {
-	case clientFault(b.Status):
-		return &Outcome{Result: Refused, Status: b.Status, Body: errorObject(b.Data)}
-	case b.Status == http.StatusTooManyRequests || b.Status == http.StatusServiceUnavailable:
-		out := r.fail(l, "busy", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
-		out.RetryAfter = b.RetryAfter
-		return out
-	}
-	return r.fail(l, "error", fmt.Errorf("status %d: %.200s", b.Status, b.Data))
-}
-
-// broken judges a leg that broke.
-func (r *relay) broken(l *leg, err error) *Outcome {
-	how := "lost"
-	var e *upstream.Error
-	if errors.As(err, &e) {
-		how = string(e.Kind)
-	}
-	return r.fail(l, how, err)
-}
-
-// fail makes the outcome of an attempt that l could not go on with.
-func (r *relay) fail(l *leg, how string, err error) *Outcome {
-	out := &Outcome{Result: Failed, Reason: l.role + "_" + how, FaultAt: time.Now(), GotOn: l.answered,
-		Err: fmt.Errorf("%s by worker %s: %w", l.role, l.worker.ID, err), Blame: []Blame{{Worker: l.worker.ID, Reason: how}}}
-	switch upstream.Kind(how) {
-	case upstream.KindSilent:
-		out.Blame[0].Hard = true
-	case upstream.KindRefused:
-		out.Blame[0].Hard, out.Undialled = true, true
-	case upstream.KindLost, upstream.KindProtocol:
-		out.Blame[0].Hard = true
-	}
-	return out
-}
-
-// nextRaw returns the first event of b, which ends in a whole one, up to behind its empty line.
-func nextRaw(b []byte) []byte {
-	end := len(b)
-	if i := bytes.Index(b, []byte("\n\n")); i >= 0 {
-		end = i + 2
-	}
-	if i := bytes.Index(b[:end], []byte("\n\r\n")); i >= 0 {
-		end = i + 3
-	}
-	return b[:end]
-}
-
-// dataOf returns an event's data, of several lines the first; false when it has none.
-func dataOf(event []byte) ([]byte, bool) {
-	for line := range bytes.Lines(event) {
-		if arg, ok := bytes.CutPrefix(line, []byte("data:")); ok {
-			return bytes.TrimSpace(arg), true
-		}
-	}
-	return nil, false
+// awaited tells whether a leg that has ended well is of an engine that the other one may still wait for: it sends, or is read from, behind
+// its answer, and nobody tells decode when it dies.
+func (r *relay) awaited(l *leg) bool {
+	return l == r.prefill && l.whole && r.answer != nil && !r.begun && r.tongue.leased && !r.tongue.stored
 }

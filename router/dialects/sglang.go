@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 
 	"github.com/tidwall/gjson"
@@ -37,26 +36,26 @@ var _ Dialect = (*SGLang)(nil)
 func (*SGLang) Name() string { return SGLangName }
 
 // Run serves the request by a pair, or by a worker in neither mode.
-func (g *SGLang) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
+func (g *SGLang) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
 	// The id is new for each dispatch and of one length: an engine takes what it is told to abort for the beginning of ids.
 	r := &relay{Attempt: a, client: g.Client, probes: g.Probes, sink: s, errands: g.Errands, rid: uuid(), sameBody: true, tongue: tongue{deaf: true}}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		r.answer = r.send(call{worker: d.Whole, role: roleWhole, body: sglangBody(a.Request, ridMember(nil, r.rid))})
-		return r.run(ctx)
-	}
+	return r.serve(ctx, g)
+}
+
+// pair sends both legs.
+func (g *SGLang) pair(_ context.Context, r *relay) *Outcome {
+	d := r.Decision
 	host, port, err := splitAddr(d.Prefill.KVAddr)
 	if err != nil {
-		return unregistered(a, d.Prefill, err)
+		return r.unregistered(d.Prefill, err)
 	}
-	sent := sglangBody(a.Request, ridMember(bootstrapMembers(host, port, rooms(a.Request.Body)), r.rid))
-	if a.Request.Path == PathGenerate && string(a.Request.Body.Value("return_logprob")) == "true" {
+	sent := sglangBody(r.Request, ridMember(bootstrapMembers(host, port, rooms(r.Request.Body)), r.rid))
+	if r.Request.Path == PathGenerate && string(r.Request.Body.Value("return_logprob")) == "true" {
 		r.merge = &logprobs{}
 	}
 	r.answer = r.send(call{worker: d.Decode, role: roleDecode, body: sent})
-	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, body: sent, stream: a.Request.Stream})
-	return r.run(ctx)
+	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, body: sent, stream: r.Request.Stream})
+	return nil
 }
 
 // PathGenerate is SGLang's own endpoint.
@@ -187,37 +186,4 @@ func (m *logprobs) decode(data []byte) []byte {
 		from = c.at
 	}
 	return append(out, data[from:]...)
-}
-
-// fromPrefillStream takes what prefill streams, of which only the prompt's log probabilities are of use, and the end.
-func (r *relay) fromPrefillStream(b upstream.Batch) *Outcome {
-	l := r.prefill
-	for data := b.Data; len(data) > 0; {
-		raw := nextRaw(data)
-		data = data[len(raw):]
-		arg, ok := dataOf(raw)
-		switch {
-		case !ok:
-		case string(arg) == "[DONE]":
-			l.whole = true
-		case isError(arg):
-			if l.whole || r.begun {
-				return nil
-			}
-			return r.prefillError(arg)
-		case r.merge != nil:
-			r.merge.prefill(arg)
-		}
-	}
-	switch {
-	case l.whole && !r.handed:
-		r.handed = true
-		r.sink.Phase(Transferring)
-		return r.release()
-	case l.ended && !l.whole && b.Err != io.EOF:
-		return r.broken(l, b.Err)
-	case l.ended && !l.whole:
-		return r.fail(l, "lost", errNoDone)
-	}
-	return nil
 }

@@ -15,10 +15,12 @@ type news uint8
 const (
 	newsNone news = iota
 	newsHandoff
-	newsSettled
+	newsSettled // it has sent all that the other needs, and lets go of the stream
+	newsLoaded  // it has all that it needs
 	newsDecoding
 	newsFinal
 	newsFailed
+	newsStays
 )
 
 var errPrior = errors.New("decode goes on from other tokens than the client was given")
@@ -34,7 +36,7 @@ type splice struct {
 	pending  []int32 // announced, no data event yet
 	prior    []int32 // scratch
 	tail     []byte  // finish and usage events
-	reason   []byte  // of newsFailed
+	reason   []byte  // of newsFailed and newsStays
 	head     bool    // the next data event comes before all tokens
 }
 
@@ -57,7 +59,7 @@ func (s *splice) take(ev openai.Event) (news, error) {
 	case openai.EventPhase:
 		switch string(ev.Arg) {
 		case "settled":
-			return newsSettled, nil
+			return newsLoaded, nil
 		case "decoding":
 			return newsDecoding, nil
 		}
@@ -70,6 +72,9 @@ func (s *splice) take(ev openai.Event) (news, error) {
 	case openai.EventFailed:
 		s.reason = append(s.reason[:0], ev.Arg...)
 		return newsFailed, nil
+	case openai.EventStays:
+		s.reason = append(s.reason[:0], ev.Arg...)
+		return newsStays, nil
 	}
 	return newsNone, nil
 }

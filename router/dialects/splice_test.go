@@ -73,6 +73,8 @@ func TestSplice(t *testing.T) {
 		{name: "error", in: `data: {"error":{"message":"x"}}` + "\n\n", bad: true},
 		{name: "failed", in: ": failed no blocks\n\n", last: newsFailed},
 		{name: "unknown comments and DONE", in: ": new thing\n\ndata: [DONE]\n\n: phase bound\n\n"},
+		{name: "let go", in: ": settled\n\n", last: newsSettled},
+		{name: "has everything", in: ": phase settled\n\n", last: newsLoaded},
 		{name: "decoding", in: ": phase decoding\n\n", last: newsDecoding},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -47,15 +47,15 @@ var _ Dialect = (*VLLM)(nil)
 func (*VLLM) Name() string { return VLLMName }
 
 // Run serves the request by a pair or by one worker.
-func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
+func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
 	r := &relay{Attempt: a, client: v.Client, probes: v.Probes, sink: s}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		r.whole()
-		return r.run(ctx)
-	}
-	ticket, err := mint(v.Key, d.Prefill, d.Decode, a.Request.Deadline)
+	return r.serve(ctx, v)
+}
+
+// pair sends both legs.
+func (v *VLLM) pair(_ context.Context, r *relay) *Outcome {
+	d := r.Decision
+	ticket, err := r.mint(v.Key)
 	if err != nil {
 		return unminted(d, err)
 	}
@@ -68,9 +68,9 @@ func (v *VLLM) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
 		}
 		return nil
 	}
-	r.answer = r.open(d.Decode, roleDecode, a.Request.Body.With(withParams("", headraceParams(roleDecode, ticket, "", a.Request.Deadline))))
-	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, "", headraceParams(rolePrefill, ticket, d.Decode.NodeData, a.Request.Deadline)))
-	return r.run(ctx)
+	r.answer = r.open(d.Decode, roleDecode, r.Request.Body.With(withParams("", headraceParams(roleDecode, ticket, "", r.Request.Deadline))))
+	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(r.Request, "", headraceParams(rolePrefill, ticket, d.Decode.NodeData, r.Request.Deadline)))
+	return nil
 }
 
 // watch sees to it that decode does not wait in vain, from prefill's answer on, which says how its lease is.
@@ -86,10 +86,10 @@ func (v *VLLM) watch(r *relay, ticket []byte, state string) {
 		v.Recaller.Recall(d.Decode, ticket)
 		wait = missEvery
 	}
-	r.miss = time.NewTimer(wait)
+	r.miss = time.Now().Add(wait)
 	r.missed = func() {
 		v.Recaller.Check(d.Prefill, d.Decode, ticket)
-		r.miss.Reset(missEvery)
+		r.miss = time.Now().Add(missEvery)
 	}
 }
 

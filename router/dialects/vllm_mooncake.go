@@ -42,39 +42,38 @@ var _ Dialect = (*Mooncake)(nil)
 func (*Mooncake) Name() string { return MooncakeName }
 
 // Run serves the request by a pair or by one worker.
-func (m *Mooncake) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
-	r := &relay{Attempt: a, client: m.Client, tongue: tongue{leased: true}, probes: m.Probes, sink: s}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		r.whole()
-		return r.run(ctx)
+func (m *Mooncake) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
+	r := &relay{Attempt: a, client: m.Client, probes: m.Probes, sink: s, tongue: tongue{leased: true}}
+	out := r.serve(ctx, m)
+	if out.Result == Failed && r.prefill != nil { // what is known of the engine may be what was wrong
+		m.Bootstraps.forget(a.Decision.Prefill)
 	}
+	return out
+}
+
+// pair sends both legs, once it is known which engines prefill there.
+func (m *Mooncake) pair(ctx context.Context, r *relay) *Outcome {
+	d := r.Decision
 	if _, _, err := splitAddr(d.Prefill.KVAddr); err != nil {
-		return unregistered(a, d.Prefill, err)
+		return r.unregistered(d.Prefill, err)
 	}
-	s.Phase(Reserving)
+	r.sink.Phase(Reserving)
 	ranks, err := m.Bootstraps.ranks(ctx, d.Prefill)
 	switch {
 	case ctx.Err() != nil:
-		return Outcome{Result: Cancelled, Err: context.Cause(ctx)}
+		return &Outcome{Result: Cancelled, Err: context.Cause(ctx)}
 	case err != nil:
-		return *r.fail(&leg{worker: d.Prefill, role: rolePrefill}, "bootstrap", err)
+		return r.fail(&leg{worker: d.Prefill, role: rolePrefill}, "bootstrap", err)
 	}
-	defer func() {
-		if out.Result == Failed { // what is known of the engine may be what was wrong
-			m.Bootstraps.forget(d.Prefill)
-		}
-	}()
 	rank := ranks[rand.IntN(len(ranks))]
 	transfer := "xfer-" + uuid()
 	params := openai.AppendString([]byte(`{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":`), "http://"+d.Prefill.KVAddr)
 	params = openai.AppendString(append(params, `,"remote_engine_id":`...), rank.engine)
 	params = append(openai.AppendString(append(params, `,"transfer_id":`...), transfer), '}')
-	r.answer = r.send(call{worker: d.Decode, role: roleDecode, body: a.Request.Body.With(withParams("", params))})
+	r.answer = r.send(call{worker: d.Decode, role: roleDecode, body: r.Request.Body.With(withParams("", params))})
 	kv := append(openai.AppendString([]byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":`), transfer), '}')
-	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, body: prefillBody(a.Request, "", kv), headers: [][2]string{{"X-data-parallel-rank", strconv.Itoa(rank.number)}}})
-	return r.run(ctx)
+	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, body: prefillBody(r.Request, "", kv), headers: [][2]string{{"X-data-parallel-rank", strconv.Itoa(rank.number)}}})
+	return nil
 }
 
 // rank is one data-parallel rank of an engine.

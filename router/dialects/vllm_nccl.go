@@ -28,27 +28,31 @@ var _ Dialect = (*NCCL)(nil)
 func (*NCCL) Name() string { return NCCLName }
 
 // Run serves the request by a pair.
-func (n *NCCL) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
+func (n *NCCL) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
 	r := &relay{Attempt: a, client: n.Client, probes: n.Probes, sink: s, tongue: tongue{leased: true, stored: true}}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		return unregistered(a, d.Whole, errors.New("it serves no request without a peer"))
+	if w := a.Decision.Whole; w != nil {
+		return *r.unregistered(w, errors.New("it serves no request without a peer"))
 	}
+	return r.serve(ctx, n)
+}
+
+// pair asks prefill.
+func (n *NCCL) pair(_ context.Context, r *relay) *Outcome {
+	d := r.Decision
 	for _, w := range []*pairing.Worker{d.Prefill, d.Decode} {
 		if _, _, err := splitAddr(w.KVAddr); err != nil {
-			return unregistered(a, w, err)
+			return r.unregistered(w, err)
 		}
 	}
 	id := fmt.Sprintf("___prefill_addr_%s___decode_addr_%s_%s", d.Prefill.KVAddr, d.Decode.KVAddr, uuid())
 	r.prefilled = func([]byte) *Outcome {
-		r.answer = r.send(call{worker: d.Decode, role: roleDecode, id: id, body: named(a.Request, id, nil)})
+		r.answer = r.send(call{worker: d.Decode, role: roleDecode, id: id, body: named(r.Request, id, nil)})
 		return nil
 	}
-	one := [][]byte{slices.Concat(prefillBody(a.Request, id, nil)...)} // a copy: the errand outlives the client's request
+	one := [][]byte{slices.Concat(prefillBody(r.Request, id, nil)...)} // a copy: the errand outlives the client's request
 	r.through = func(prefill *leg) bool { return n.seeThrough(r, prefill, d.Decode, id, one) }
 	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, id: id, body: one})
-	return r.run(ctx)
+	return nil
 }
 
 // seeThrough lets prefill end, of a request that nobody wants any more, and has decode take what it was sent, for one token.
@@ -58,6 +62,9 @@ func (n *NCCL) seeThrough(r *relay, prefill *leg, d *pairing.Worker, id string, 
 		ctx, cancel := context.WithTimeout(ctx, seeThroughMax)
 		defer cancel()
 		defer prefill.Close()
+		if prefill.ended && !prefill.whole { // it died: decode would wait in its step for what will not come
+			return
+		}
 		if !prefill.ended {
 			if status, _, err := whole(ctx, prefill.Leg); err != nil || status != http.StatusOK {
 				return

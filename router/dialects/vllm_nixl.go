@@ -41,17 +41,16 @@ var _ Dialect = (*Nixl)(nil)
 func (*Nixl) Name() string { return NixlName }
 
 // Run serves the request by a pair or by one worker.
-func (n *Nixl) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
-	r := &relay{Attempt: a, client: n.Client, tongue: tongue{leased: true}, probes: n.Probes, sink: s}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		r.whole()
-		return r.run(ctx)
-	}
+func (n *Nixl) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
+	r := &relay{Attempt: a, client: n.Client, probes: n.Probes, sink: s, tongue: tongue{leased: true}}
+	return r.serve(ctx, n)
+}
+
+// pair asks prefill.
+func (n *Nixl) pair(_ context.Context, r *relay) *Outcome {
 	r.prefilled = func(answer []byte) *Outcome { return n.handOver(r, answer) }
-	r.prefill = r.open(d.Prefill, rolePrefill, prefillBody(a.Request, "", []byte(nixlPrefill)))
-	return r.run(ctx)
+	r.prefill = r.open(r.Decision.Prefill, rolePrefill, prefillBody(r.Request, "", []byte(nixlPrefill)))
+	return nil
 }
 
 // nixlPrefill asks a worker to keep its blocks for another one.
@@ -76,7 +75,7 @@ func (n *Nixl) handOver(r *relay, answer []byte) *Outcome {
 		return late(r.prefill)
 	}
 	r.answer = r.open(r.Decision.Decode, roleDecode, r.Request.Body.With(withParams("", params)))
-	r.until, r.safe, r.late = time.NewTimer(left), time.Now().Add(left), func() *Outcome { return late(r.answer) }
+	r.until, r.late = time.Now().Add(left), func() *Outcome { return late(r.answer) }
 	return nil
 }
 

@@ -32,29 +32,29 @@ var _ Dialect = (*NixlPush)(nil)
 func (*NixlPush) Name() string { return NixlPushName }
 
 // Run serves the request by a pair or by one worker.
-func (n *NixlPush) Run(ctx context.Context, a *Attempt, s Sink) (out Outcome) {
-	r := &relay{Attempt: a, client: n.Client, tongue: tongue{leased: true}, probes: n.Probes, sink: s}
-	defer func() { r.close(out.Result == Finished) }()
-	d := a.Decision
-	if d.Whole != nil {
-		r.whole()
-		return r.run(ctx)
-	}
+func (n *NixlPush) Run(ctx context.Context, a *Attempt, s Sink) Outcome {
+	r := &relay{Attempt: a, client: n.Client, probes: n.Probes, sink: s, tongue: tongue{leased: true}}
+	return r.serve(ctx, n)
+}
+
+// pair sends both legs.
+func (n *NixlPush) pair(_ context.Context, r *relay) *Outcome {
+	d := r.Decision
 	id := uuid()
 	transfer := "xfer-" + id
 	host, port, err := splitAddr(d.Prefill.KVAddr)
 	if err != nil {
-		return unregistered(a, d.Prefill, err)
+		return r.unregistered(d.Prefill, err)
 	}
 	params := openai.AppendString([]byte(`{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":`), d.Prefill.KVEngine)
 	params = openai.AppendString(append(params, `,"remote_host":`...), host)
 	params = fmt.Appendf(params, `,"remote_port":%d,"tp_size":%d,"pp_size":%d`, port, max(d.Prefill.TensorParallel, 1), max(d.Prefill.PipelineParallel, 1))
 	params = openai.AppendString(append(params, `,"remote_request_id":`...), id)
 	params = append(openai.AppendString(append(params, `,"transfer_id":`...), transfer), '}')
-	r.answer = r.send(call{worker: d.Decode, role: roleDecode, id: id, body: named(a.Request, id, withParams("", params))})
+	r.answer = r.send(call{worker: d.Decode, role: roleDecode, id: id, body: named(r.Request, id, withParams("", params))})
 	kv := append(openai.AppendString([]byte(nixlPrefill[:len(nixlPrefill)-1]+`,"transfer_id":`), transfer), '}')
-	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, id: id, body: prefillBody(a.Request, id, kv)})
-	return r.run(ctx)
+	r.prefill = r.send(call{worker: d.Prefill, role: rolePrefill, id: id, body: prefillBody(r.Request, id, kv)})
+	return nil
 }
 
 // clientsID is a response's id in its body, which counts for vLLM in place of the header's.
@@ -94,9 +94,8 @@ func splitAddr(addr string) (host string, port int, err error) {
 }
 
 // unregistered is the outcome where a worker's entry does not say enough to speak with it.
-func unregistered(a *Attempt, w *pairing.Worker, err error) Outcome {
-	r := &relay{Attempt: a}
+func (r *relay) unregistered(w *pairing.Worker, err error) *Outcome {
 	out := r.fail(&leg{worker: w, role: rolePrefill}, "unregistered", err)
 	out.Undialled = true
-	return *out
+	return out
 }

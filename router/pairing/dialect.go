@@ -61,9 +61,9 @@ func (w *Worker) byDaemons() bool {
 	return !t.itself && !t.never
 }
 
-// alone tells whether the worker can serve a request by itself. SGLang in one of its modes waits for the other end for ever,
+// Alone tells whether the worker can serve a request by itself. SGLang in one of its modes waits for the other end for ever,
 // and vLLM's P2pNcclConnector ends its engine over a request that names no peer.
-func (w *Worker) alone() bool {
+func (w *Worker) Alone() bool {
 	t := traits[w.Dialect]
 	return !t.paired || w.Role == RoleBoth && w.Dialect != DialectNCCL
 }

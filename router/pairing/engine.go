@@ -2,6 +2,7 @@ package pairing
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -35,6 +36,9 @@ func (c *Candidate) foreign() int64 {
 
 // strained puts in words which of those chosen are strained.
 func strained(chosen ...*Candidate) string {
+	if !slices.ContainsFunc(chosen, func(c *Candidate) bool { return c.strain() != "" }) {
+		return ""
+	}
 	var b strings.Builder
 	for _, c := range chosen {
 		if why := c.strain(); why != "" {

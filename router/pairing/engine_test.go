@@ -6,6 +6,14 @@ import (
 	"testing"
 )
 
+// chosen names the workers of a decision.
+func chosen(d Decision) string {
+	if d.Whole != nil {
+		return d.Whole.ID
+	}
+	return d.Prefill.ID + ">" + d.Decode.ID
+}
+
 func TestEnginesThatAreStrainedGoLast(t *testing.T) {
 	full := func(c *Candidate) { c.Engine = Engine{Known: true, KVUsage: 0.99} }
 	queue := func(c *Candidate) { c.Engine = Engine{Known: true, Waiting: 40, KVUsage: -1} }
@@ -37,13 +45,7 @@ func TestEnginesThatAreStrainedGoLast(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got := ""
-				if d.Whole != nil {
-					got = d.Whole.ID
-				} else {
-					got = d.Prefill.ID + ">" + d.Decode.ID
-				}
-				if got != tt.want || !strings.Contains(d.Reason, tt.reason) {
+				if got := chosen(d); got != tt.want || !strings.Contains(d.Reason, tt.reason) {
 					t.Fatalf("%s: %s, want %s: %s", got, d.Reason, tt.want, tt.reason)
 				}
 				if tt.reason == "" && strings.Contains(d.Reason, "all the same") {

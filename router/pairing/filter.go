@@ -19,6 +19,9 @@ type filtered struct {
 }
 
 func (f *filtered) note(reason string) string {
+	if len(f.notes) == 0 {
+		return reason
+	}
 	return strings.Join(append([]string{reason}, f.notes...), "; ")
 }
 
@@ -35,7 +38,8 @@ func (f *filtered) none(r *Request) error {
 // filter takes out who has another model, failed this request, drains, cools down or is to get less of the traffic. When only
 // workers that cool down are left they are taken after all: a worker may be back, and trying is better than refusing.
 func filter(r *Request, v *View) *filtered {
-	f := &filtered{left: make([]*Candidate, 0, len(v.Workers))}
+	f := &v.filtered
+	*f = filtered{left: slices.Grow(f.left[:0], len(v.Workers))}
 	for i := range v.Workers {
 		c := &v.Workers[i]
 		if !c.Serves(r.Model) {
@@ -59,10 +63,10 @@ func filter(r *Request, v *View) *filtered {
 
 // alone are those left that serve requests by themselves.
 func (f *filtered) alone() []*Candidate {
-	if !slices.ContainsFunc(f.left, func(c *Candidate) bool { return !c.alone() }) {
+	if !slices.ContainsFunc(f.left, func(c *Candidate) bool { return !c.Alone() }) {
 		return f.left
 	}
-	return slices.DeleteFunc(slices.Clone(f.left), func(c *Candidate) bool { return !c.alone() })
+	return slices.DeleteFunc(slices.Clone(f.left), func(c *Candidate) bool { return !c.Alone() })
 }
 
 // apart is the error where there is no pair and nobody serves alone.

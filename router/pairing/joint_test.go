@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,13 +261,7 @@ func TestJointDecidesWhetherToDisaggregate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := ""
-			if d.Whole != nil {
-				got = d.Whole.ID
-			} else {
-				got = d.Prefill.ID + ">" + d.Decode.ID
-			}
-			if got != tt.want {
+			if got := chosen(d); got != tt.want {
 				t.Errorf("%s, want %s: %s\n%+v", got, tt.want, d.Reason, d.Options)
 			}
 			if !strings.Contains(d.Reason, "prefill") && r.PromptTokens > 1000 && d.Options[0].Prefill != "" {
@@ -276,20 +271,64 @@ func TestJointDecidesWhetherToDisaggregate(t *testing.T) {
 	}
 }
 
+// A decision shows what was chosen, and then the cheapest of the others, in order, however many there were.
+func TestJointShowsTheCheapest(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	more := 0
+	for range 300 {
+		w := weighing{}
+		totals := make([]float64, 1+rng.IntN(40))
+		for i := range totals {
+			totals[i] = float64(rng.IntN(30))
+			w.choices = append(w.choices, choice{whole: &side{c: &Candidate{Worker: &Worker{ID: fmt.Sprint(i)}}}, total: totals[i]})
+		}
+		picked := rng.IntN(len(totals))
+		got := w.show(&w.choices[picked])
+		want := []float64{totals[picked]}
+		rest := slices.Sorted(slices.Values(slices.Delete(totals, picked, picked+1)))
+		want = append(want, rest[:min(len(rest), optionsKept-1)]...)
+		more += max(len(rest)-optionsKept, 0)
+		shown := map[string]bool{}
+		for i, o := range got {
+			if len(got) != len(want) || o.Sum != want[i] || o.Chosen != (i == 0) || shown[o.Whole] {
+				t.Fatalf("%+v of choice %d, want totals %v", got, picked, want)
+			}
+			shown[o.Whole] = true
+		}
+	}
+	if more == 0 {
+		t.Error("nothing was left out: the bound was not tried")
+	}
+}
+
 func BenchmarkJoint(b *testing.B) {
-	for _, n := range []int{4, 64} {
-		b.Run(fmt.Sprintf("%dP%dD", n, n), func(b *testing.B) {
-			v := &View{Now: now, Channel: func(_, _ *Worker) (Channel, bool) { return Channel{SpeedBps: 1e10, TokenBytes: 1e5}, true }}
-			for i := range n {
-				v.Workers = append(v.Workers, with(worker(fmt.Sprint("p", i), RolePrefill), func(c *Candidate) { c.Load.PrefillTokens = int64(i * 1000) }),
-					with(worker(fmt.Sprint("d", i), RoleDecode), func(c *Candidate) { c.Load.Decodes = int64(i) }))
+	for _, n := range []int{8, 64, 256} {
+		whole := &View{Now: now}
+		pairs := &View{Now: now, Channel: func(_, _ *Worker) (Channel, bool) { return Channel{SpeedBps: 1e10, TokenBytes: 1e5}, true }}
+		for i := range n {
+			load := func(c *Candidate) {
+				c.Load = Load{PrefillTokens: int64(i * 7919 % 50000), Prefills: int64(1 + i%3), Decodes: int64(i * 31 % 64), HeldTokens: int64(i * 1000)}
+				c.Blocks, c.CachedTokens, c.Speeds = 8192, int64(i*512%4000), Speeds{PrefillRate: 20000, PrefillDoubt: 0.05, ITL: 0.01, ITLStream: 1e-4}
 			}
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := (&Joint{}).Pick(context.Background(), Request{ID: "r", Model: "m", PromptTokens: 4000}, v); err != nil {
-					b.Fatal(err)
+			role := RolePrefill
+			if i%2 > 0 {
+				role = RoleDecode
+			}
+			whole.Workers = append(whole.Workers, with(worker(fmt.Sprint("w", i), RoleBoth), func(c *Candidate) { c.Dialect = DialectPlain; load(c) }))
+			pairs.Workers = append(pairs.Workers, with(worker(fmt.Sprint("w", i), role), load))
+		}
+		for _, x := range []struct {
+			name string
+			v    *View
+		}{{"whole", whole}, {"pairs", pairs}} {
+			b.Run(fmt.Sprintf("%s/workers=%d", x.name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := (&Joint{}).Pick(context.Background(), Request{ID: "r", Model: "m", PromptTokens: 4000}, x.v); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }

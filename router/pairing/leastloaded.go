@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync/atomic"
 )
 
@@ -12,7 +13,10 @@ import (
 const decodeTokens = 64
 
 // LeastLoaded takes the pair with the least work queued at this router. Ties go round.
-type LeastLoaded struct{ turn atomic.Uint32 }
+type LeastLoaded struct {
+	turn atomic.Uint32
+	last [64]atomic.Pointer[string] // reasons given, by load: mostly the next is one of them, and takes no memory
+}
 
 var _ Policy = (*LeastLoaded)(nil)
 
@@ -48,8 +52,22 @@ func (p *LeastLoaded) Pick(_ context.Context, r Request, v *View) (Decision, err
 	}
 	w := able[best]
 	d.Whole = w.Worker
-	d.Reason = f.note(fmt.Sprintf("whole: %s; least load of %d (%d)", why, len(able), wholeScore(w)) + strained(w))
+	room := append(append(make([]byte, 0, 128), "whole: "...), why...)
+	room = strconv.AppendInt(append(room, "; least load of "...), int64(len(able)), 10)
+	room = append(strconv.AppendInt(append(room, " ("...), wholeScore(w), 10), ')')
+	d.Reason = f.note(p.reason(wholeScore(w), append(room, strained(w)...)))
 	return d, nil
+}
+
+// reason is b as a string, for a worker of that load.
+func (p *LeastLoaded) reason(score int64, b []byte) string {
+	place := &p.last[uint64(score)*0x9e3779b97f4a7c15>>58]
+	if last := place.Load(); last != nil && *last == string(b) {
+		return *last
+	}
+	s := string(b)
+	place.Store(&s)
+	return s
 }
 
 func prefillScore(c *Candidate) int64 { return wholeScore(c) }

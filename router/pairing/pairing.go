@@ -124,7 +124,9 @@ type Engine struct {
 // Candidate is a worker with its load and health, and with what it means for one request.
 type Candidate struct {
 	*Worker
-	Load   Load
+	Load Load
+	// Given counts how often it was given work. While that stays, nothing was added to Load.
+	Given  uint64
 	Engine Engine
 	// Speeds are what this router has learned of the worker.
 	Speeds Speeds
@@ -136,7 +138,7 @@ type Candidate struct {
 	CoolReason string
 }
 
-// View is a snapshot of the fleet. Policies must not change it.
+// View is a snapshot of the fleet, for one Pick at a time. Policies must not change it.
 type View struct {
 	Now     time.Time
 	Workers []Candidate
@@ -144,6 +146,8 @@ type View struct {
 	PairBarred func(prefill, decode string) bool
 	// Channel gives what is known of the way of KV cache between two workers; nil: nothing is known.
 	Channel func(prefill, decode *Worker) (Channel, bool)
+
+	filtered filtered // room
 }
 
 // Request is what a policy may know of a request.
@@ -179,6 +183,16 @@ type Decision struct {
 	Weighed int
 	// CachedTokens is how much of the prompt the worker that prefills has already.
 	CachedTokens int64
+}
+
+// Estimate is for how long, in seconds, the policy took the request to wait for its first token; false of a policy that does not
+// weigh. Of a pair it is until its KV cache is where it is decoded.
+func (d *Decision) Estimate() (seconds float64, ok bool) {
+	if len(d.Options) == 0 || !d.Options[0].Chosen {
+		return 0, false
+	}
+	c := &d.Options[0].Cost
+	return c.Queue + c.Prefill + c.Transfer, true
 }
 
 // Rejection is a worker that was not considered.

@@ -8,8 +8,10 @@ import (
 // Speeds are how fast a worker is, learned from its answers. A zero field is not known.
 type Speeds struct {
 	PrefillRate float64 `json:"prefill_tokens_per_s,omitempty"` // of prompts' tokens that were in no cache
-	ITL         float64 `json:"itl_s,omitempty"`                // between a stream's tokens, with one stream
-	ITLStream   float64 `json:"itl_s_per_stream,omitempty"`     // more for each further one
+	// PrefillDoubt is by which part of it PrefillRate may be off by the chance of which prompts it was learned from: a standard error.
+	PrefillDoubt float64 `json:"prefill_doubt,omitempty"`
+	ITL          float64 `json:"itl_s,omitempty"`            // between a stream's tokens, with one stream
+	ITLStream    float64 `json:"itl_s_per_stream,omitempty"` // more for each further one
 }
 
 // What is counted with where no worker of the model has shown better yet. They are of a model of 8 billion parameters on one
@@ -45,11 +47,15 @@ func learned(v *View) Speeds {
 	return out
 }
 
-// speeds are the candidate's own where they are known.
+// speeds are the candidate's own where they are known. A rate that is no further from the others' than chance brings it is taken
+// for theirs mostly: of workers that are alike the one with the easier prompts behind it would get more than its share.
 func (c *Candidate) speeds(others *Speeds) Speeds {
 	s := c.Speeds
 	if s.PrefillRate <= 0 {
 		s.PrefillRate = others.PrefillRate
+	} else if away := s.PrefillRate/others.PrefillRate - 1; s.PrefillDoubt > 0 {
+		k := doubtWeight * s.PrefillDoubt
+		s.PrefillRate = others.PrefillRate * (1 + away*away*away/(away*away+k*k))
 	}
 	if s.ITL <= 0 {
 		s.ITL, s.ITLStream = others.ITL, others.ITLStream
@@ -59,7 +65,7 @@ func (c *Candidate) speeds(others *Speeds) Speeds {
 
 // Estimator learns a worker's speeds from its answers. The zero value knows nothing. It is not safe for concurrent use.
 type Estimator struct {
-	rate smooth // of the logarithm of tokens a second
+	rate pace
 	itl  line
 }
 
@@ -76,7 +82,7 @@ func (e *Estimator) Prefilled(tokens int64, took time.Duration) {
 	if tokens < sampleTokensMin || took < sampleTookMin {
 		return
 	}
-	e.rate.add(math.Log(float64(tokens) / took.Seconds()))
+	e.rate.add(float64(tokens), took.Seconds())
 }
 
 // Decoded takes the mean time between a stream's tokens and how many streams the worker had meanwhile, that one included.
@@ -90,9 +96,7 @@ func (e *Estimator) Decoded(streams float64, itl time.Duration) {
 // Speeds is what was learned so far.
 func (e *Estimator) Speeds() Speeds {
 	var s Speeds
-	if e.rate.n > 0 {
-		s.PrefillRate = math.Exp(e.rate.mean)
-	}
+	s.PrefillRate, s.PrefillDoubt = e.rate.rate()
 	s.ITL, s.ITLStream = e.itl.fit()
 	return s
 }
@@ -139,6 +143,42 @@ func (s *smooth) add(x float64) {
 	g := max(gain, 1/float64(s.n))
 	s.mean += g * away
 	s.dev += g * (math.Abs(away) - s.dev)
+}
+
+const (
+	// keepPace is what is left of a sample's weight with each that follows: about the last 50 count.
+	keepPace = 0.98
+	// doubtWeight is how many standard errors a worker's own rate must be away from the others' to be believed half.
+	doubtWeight = 2
+)
+
+// pace is how many tokens a worker does in a second, of its last prompts, each of which counts by its length: how long short ones
+// take says little of that.
+type pace struct {
+	level           smooth // of the logarithm, to tell outliers
+	tokens, seconds float64
+	squares         float64 // of tokens, each with the square of its weight
+}
+
+func (p *pace) add(tokens, seconds float64) {
+	before := p.level.n
+	p.level.add(math.Log(tokens / seconds))
+	switch {
+	case p.level.odd != 0: // kept out
+		return
+	case before > 1 && p.level.n == 1: // begun anew
+		p.tokens, p.seconds, p.squares = 0, 0, 0
+	}
+	p.tokens = p.tokens*keepPace + tokens
+	p.seconds = p.seconds*keepPace + seconds
+	p.squares = p.squares*keepPace*keepPace + tokens*tokens
+}
+
+func (p *pace) rate() (rate, doubt float64) {
+	if p.seconds == 0 {
+		return 0, 0
+	}
+	return p.tokens / p.seconds, p.level.dev * math.Sqrt(p.squares) / p.tokens
 }
 
 const (

@@ -3,6 +3,7 @@ package pairing
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -79,14 +80,47 @@ func TestOneLoadTeachesNoSlope(t *testing.T) {
 func TestUnknownWorkersAreTakenForTheOthers(t *testing.T) {
 	v := &View{Workers: []Candidate{{Speeds: Speeds{PrefillRate: 1000}}, {Speeds: Speeds{PrefillRate: 3000, ITL: 0.1, ITLStream: 0.01}}, {}}}
 	others := learned(v)
-	if s := v.Workers[2].speeds(&others); s != (Speeds{2000, 0.1, 0.01}) {
+	if s := v.Workers[2].speeds(&others); s != (Speeds{PrefillRate: 2000, ITL: 0.1, ITLStream: 0.01}) {
 		t.Errorf("%+v", s)
 	}
-	if s := v.Workers[0].speeds(&others); s != (Speeds{1000, 0.1, 0.01}) {
+	if s := v.Workers[0].speeds(&others); s != (Speeds{PrefillRate: 1000, ITL: 0.1, ITLStream: 0.01}) {
 		t.Errorf("%+v", s)
 	}
 	empty := learned(&View{})
-	if empty != (Speeds{priorRate, priorITL, priorITLStream}) {
+	if empty != (Speeds{PrefillRate: priorRate, ITL: priorITL, ITLStream: priorITLStream}) {
 		t.Errorf("%+v", empty)
+	}
+}
+
+// Workers that are alike are taken for alike, whatever prompts chance gave them; one that is slower is found out.
+func TestChanceIsNoDifference(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	const rate = 100000.0
+	v := &View{Workers: make([]Candidate, 8)}
+	for i := range v.Workers {
+		var e Estimator
+		for range 60 {
+			tokens := 300 * math.Exp(rng.Float64()*6)                     // most of them short
+			took := 0.004 + tokens/rate*math.Exp(0.8*(rng.Float64()-0.5)) // short ones seem slow
+			if i == 7 {
+				took *= 3
+			}
+			e.Prefilled(int64(tokens), time.Duration(took*1e9))
+		}
+		v.Workers[i].Speeds = e.Speeds()
+	}
+	others := learned(v)
+	least, most := math.Inf(1), 0.0
+	raw := make([]float64, 0, 7)
+	for i := range v.Workers[:7] {
+		s := v.Workers[i].speeds(&others)
+		least, most = min(least, s.PrefillRate), max(most, s.PrefillRate)
+		raw = append(raw, v.Workers[i].Speeds.PrefillRate)
+	}
+	if got, was := most/least, slices.Max(raw)/slices.Min(raw); got > 1+0.8*(was-1) {
+		t.Errorf("seven workers that are alike differ by a factor of %.3f, their samples by %.3f", got, was)
+	}
+	if s := v.Workers[7].speeds(&others); s.PrefillRate > 0.5*least {
+		t.Errorf("a worker of a third of the others' speed is taken for one of %.0f tokens a second, the others are %.0f to %.0f", s.PrefillRate, least, most)
 	}
 }

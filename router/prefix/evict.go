@@ -64,7 +64,7 @@ func (x *Index) rank(e entry) uint64 {
 	if s == nil || s.seat.Load() == nil {
 		return 0
 	}
-	c := x.table.find(place(s.seat.Load().plane.tag, e.v))
+	c := x.table.find(s.seat.Load().plane.place(Hash(e.v)))
 	if c == nil {
 		return 0
 	}

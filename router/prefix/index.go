@@ -92,6 +92,7 @@ type shape struct {
 // group is the planes of one block size.
 type group struct {
 	blockTokens uint32
+	tag         uint64
 	planes      []*plane
 }
 
@@ -99,7 +100,8 @@ type group struct {
 type plane struct {
 	id          int
 	blockTokens uint32
-	tag         uint64
+	index       uint8         // among those of one block size, below groupPlanes
+	tag         uint64        // of their contents: one for all of them
 	live        atomic.Uint64 // bits of those that answer
 	approximate atomic.Uint64 // bits of those whose contents were noted
 	taken       uint64        // bits in use; Index.mu
@@ -187,6 +189,24 @@ func (x *Index) enter(name collect.Source) *source {
 	}
 }
 
+// entered is enter for what makes no new source: nil where nothing was heard of it.
+func (x *Index) entered(name collect.Source) *source {
+	if x.shape.Load().sources[name] == nil {
+		return nil
+	}
+	return x.enter(name)
+}
+
+// told is enter for an engine that tells of its blocks: what a snapshot said of these before, and nobody has confirmed, is
+// void.
+func (x *Index) told(name collect.Source) *source {
+	s := x.enter(name)
+	if s != nil && s.pending {
+		x.void(s)
+	}
+	return s
+}
+
 // add makes a source.
 func (x *Index) add(name collect.Source) (*source, error) {
 	x.mu.Lock()
@@ -226,7 +246,7 @@ func (x *Index) reshape(change func(sh *shape)) {
 		i := slices.IndexFunc(sh.groups, func(g group) bool { return g.blockTokens == p.blockTokens })
 		if i < 0 {
 			i = len(sh.groups)
-			sh.groups = append(sh.groups, group{blockTokens: p.blockTokens})
+			sh.groups = append(sh.groups, group{blockTokens: p.blockTokens, tag: p.tag})
 		}
 		sh.groups[i].planes = append(sh.groups[i].planes, p)
 	}
@@ -238,13 +258,16 @@ func (x *Index) sit(s *source, blockTokens uint32) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var p *plane
-	free := -1
+	free, tag, used := -1, newTag(), uint64(0)
 	for i, q := range x.planes {
 		switch {
 		case q == nil && free < 0:
 			free = i
-		case q != nil && q.blockTokens == blockTokens && q.taken != ^uint64(0):
-			p = q
+		case q != nil && q.blockTokens == blockTokens:
+			tag, used = q.tag, used|1<<q.index
+			if q.taken != ^uint64(0) {
+				p = q
+			}
 		}
 	}
 	if p == nil {
@@ -253,7 +276,7 @@ func (x *Index) sit(s *source, blockTokens uint32) error {
 			return errFull
 		}
 		x.side += planeBytes
-		p = &plane{id: free, blockTokens: blockTokens, tag: newTag()}
+		p = &plane{id: free, blockTokens: blockTokens, index: uint8(bits.TrailingZeros64(^used)), tag: tag}
 		x.planes[free] = p
 	}
 	at := &seat{plane: p, bit: 1 << bits.TrailingZeros64(^p.taken)}

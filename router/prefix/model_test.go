@@ -1,7 +1,9 @@
 package prefix
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
@@ -213,7 +215,7 @@ func (x *Index) check(t testing.TB) {
 	// Every content of every source has a key: else it would stay for good.
 	for r := range refs {
 		at := x.ids[r.src].seat.Load()
-		k := place(at.plane.tag, uint64(r.h))
+		k := at.plane.place(r.h)
 		held[k] &^= at.bit
 	}
 	for k, v := range held {
@@ -285,6 +287,67 @@ func TestFollowsTheModelWithHoles(t *testing.T) {
 	}
 }
 
+// Of many workers, whose contents lie in several planes, each finds its own: in the midst of prefixes blocks go, and planes go and
+// come again.
+func TestFollowsTheModelInManyPlanes(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 10))
+	x := newIndex(t, 64<<20)
+	var engines []*engine
+	var names []string
+	var kept []Worker
+	for i := range 140 {
+		e := newEngine(fmt.Sprint("w", i), 0, 4)
+		engines, names, kept = append(engines, e), append(names, e.name.Worker), append(kept, Worker{ID: e.name.Worker, Incarnation: "1"})
+	}
+	p := &prompts{r: r}
+	first := p.draw(40)
+	for len(first) < 8 {
+		first = p.draw(40)
+	}
+	for _, e := range engines { // who come together go together
+		e.store(x, Seed{}, first, 0, len(first)/4)
+	}
+	planes := func() int { return len(x.shape.Load().groups[0].planes) }
+	found, most, went := 0, planes(), false
+	for step := range 20 {
+		tokens, seed := p.draw(40), seeds[r.IntN(len(seeds))]
+		few := 1 + r.IntN(4)
+		for _, e := range engines {
+			if from, to := e.longest(seed, tokens)/4, len(tokens)/4; from < to && r.IntN(few) == 0 {
+				e.store(x, seed, tokens, from, from+1+r.IntN(to-from))
+			}
+			for k := range e.keys {
+				if r.IntN(3) > 0 {
+					break
+				}
+				e.removeKey(x, k)
+			}
+		}
+		if step%5 == 4 {
+			from, to := 60, 130+r.IntN(10) // who leave
+			for _, e := range engines[from:to] {
+				e.clear()
+			}
+			x.Keep(slices.Concat(kept[:from], kept[to:]))
+			went = went || planes() < most
+			x.check(t)
+		}
+		for _, q := range [][]uint32{tokens, p.draw(40)} {
+			for i, m := range x.Lookup(q, seed, names, nil) {
+				if want := engines[i].longest(seed, q); m.Tokens != want {
+					t.Fatalf("step %d: worker %s has %d of %d tokens, found %+v", step, names[i], want, len(q), m)
+				}
+				found += m.Tokens
+			}
+		}
+	}
+	x.check(t)
+	if found == 0 || most != 3 || !went {
+		t.Errorf("%d tokens found, %d planes, and one went: %v", found, most, went)
+	}
+	emptied(t, x, engines)
+}
+
 func follow(t *testing.T, r *rand.Rand, x *Index, engines []*engine, steps int, exact bool) {
 	t.Helper()
 	p := &prompts{r: r}
@@ -344,6 +407,12 @@ func follow(t *testing.T, r *rand.Rand, x *Index, engines []*engine, steps int, 
 	if found == 0 {
 		t.Error("nothing was ever found")
 	}
+	emptied(t, x, engines)
+}
+
+// emptied takes everything away, and holds that nothing stays.
+func emptied(t *testing.T, x *Index, engines []*engine) {
+	t.Helper()
 	for _, e := range engines {
 		for k, c := range e.keys {
 			for range c.blocks {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/router/collect"
+	"github.com/headrace/headrace/router/tokens"
 )
 
 // A worker that tells nothing is believed to keep what was routed to it, as engines do: the blocks that were used last, of a
@@ -76,10 +77,21 @@ func (x *Index) release(f *fifo) {
 	*f = fifo{}
 }
 
-var hashBuffers = sync.Pool{New: func() any { return new([]Hash) }}
+// noting is what Routed works in.
+type noting struct {
+	hashes []Hash
+	blocks blocks
+}
 
-// Routed notes that a prompt goes to a worker. It does nothing for one that tells itself what it has.
-func (x *Index) Routed(worker string, tokens []uint32, seed Seed) {
+var hashBuffers = sync.Pool{New: func() any { return new(noting) }}
+
+// Routed is RoutedParts of a prompt that comes in one.
+func (x *Index) Routed(worker string, prompt []uint32, seed Seed) {
+	x.RoutedParts(worker, []tokens.Part{{IDs: prompt}}, seed)
+}
+
+// RoutedParts notes that a prompt goes to a worker. It does nothing for one that tells itself what it has.
+func (x *Index) RoutedParts(worker string, prompt []tokens.Part, seed Seed) {
 	sh := x.shape.Load()
 	for _, s := range sh.workers[worker] {
 		if s.heard.Load() && !s.noted {
@@ -92,19 +104,19 @@ func (x *Index) Routed(worker string, tokens []uint32, seed Seed) {
 	}
 	size := x.notedBlock(w)
 	capacity := x.notedMax(w, size)
-	n := min(len(tokens)/int(size), capacity)
+	n := min(lengthOf(prompt)/int(size), capacity)
 	if n == 0 {
 		return
 	}
-	buf := hashBuffers.Get().(*[]Hash)
+	buf := hashBuffers.Get().(*noting)
 	defer hashBuffers.Put(buf)
-	hashes := (*buf)[:0]
-	h, extra := rootOf(seed.LoRA), seed.extra()
-	for i := range n {
-		h = chain(h, sum(tokens[i*int(size):(i+1)*int(size)]), extra)
-		hashes, extra = append(hashes, h), 0
+	buf.blocks.begin(prompt, int(size), seed)
+	buf.hashes = buf.hashes[:0]
+	for range n {
+		buf.hashes = append(buf.hashes, buf.blocks.next())
 	}
-	*buf = hashes
+	buf.blocks.end()
+	hashes := buf.hashes
 
 	s := x.enter(collect.Source{Worker: worker, Incarnation: w.Incarnation, Rank: rankNoted})
 	if s == nil {

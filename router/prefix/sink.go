@@ -11,20 +11,6 @@ const (
 	groupNone  = math.MaxUint16
 )
 
-// mediumRank orders media: of a source only the blocks in the first of those that it has ever named count. An engine that
-// computes on a CPU may say so, or GPU; what was moved from a GPU to a CPU's memory must come back before it is of use.
-func mediumRank(name string) uint16 {
-	switch name {
-	case "", "GPU":
-		return 0
-	case "CPU":
-		return 1
-	case "STORAGE":
-		return 2
-	}
-	return 3
-}
-
 // full tells whether blocks of a group are all needed for a prefix to be of use. An engine keeps those of a sliding window, or
 // a state, only while they can be of use: that it has full attention's does not promise these, and it mostly does.
 func full(spec string) bool {
@@ -40,12 +26,11 @@ func (x *Index) Stored(name collect.Source, b *collect.Stored) {
 	if len(b.Keys) == 0 {
 		return
 	}
-	s := x.enter(name)
+	s := x.told(name)
 	if s == nil {
 		return
 	}
 	defer s.mu.Unlock()
-	x.doubt(s)
 	s.counts.events.Add(1)
 	if !x.counted(s, b) {
 		s.counts.ignored.Add(uint64(len(b.Keys)))
@@ -66,8 +51,11 @@ func (x *Index) hear(s *source) {
 }
 
 // counted tells whether blocks are of the kind that a request can use, and takes a better kind for the source's own.
+//
+// Of a source only the blocks in the nearest medium that it has ever named count. An engine that computes on a CPU may say so,
+// or GPU; what was moved from a GPU to a CPU's memory must come back before it is of use.
 func (x *Index) counted(s *source, b *collect.Stored) bool {
-	medium, at := mediumRank(b.Medium), s.seat.Load()
+	medium, at := collect.MediumRank(b.Medium), s.seat.Load()
 	switch {
 	case !full(b.Spec):
 		return false
@@ -156,7 +144,7 @@ func (x *Index) touch(s *source, at *seat, b *collect.Stored, i int, parent Hash
 			extra, _ = extraOf(b.Extra[i+j], b.LoRA)
 		}
 		parent = chain(parent, x.sums[j], extra)
-		k = place(at.plane.tag, uint64(parent))
+		k = at.plane.place(parent)
 		touched += x.table.segment(k).slots[home(k)].k.Load()
 	}
 	x.touched += touched
@@ -177,7 +165,7 @@ func (x *Index) parent(s *source, at *seat, b *collect.Stored) (h Hash, depth, s
 		return 0, 0, stamp, false
 	}
 	h, depth = Hash(e.v.Load()), keyDepth(e.m.Load())+1
-	if c := x.table.find(place(at.plane.tag, uint64(h))); c != nil {
+	if c := x.table.find(at.plane.place(h)); c != nil {
 		stamp = stampOf(c.m.Load())
 	}
 	return h, depth, stamp, true
@@ -188,7 +176,7 @@ func (x *Index) parent(s *source, at *seat, b *collect.Stored) (h Hash, depth, s
 // What it puts in may drive out anything else, so it comes before the key's own entry: a content without a key would
 // stay for good.
 func (x *Index) hold(s *source, at *seat, h Hash, depth, stamp uint32, again bool) {
-	k := place(at.plane.tag, uint64(h))
+	k := at.plane.place(h)
 	c := x.table.find(k)
 	switch {
 	case c == nil:
@@ -220,7 +208,7 @@ func (x *Index) drop(s *source, at *seat, h Hash) {
 			return
 		}
 	}
-	k := place(at.plane.tag, uint64(h))
+	k := at.plane.place(h)
 	c := x.table.find(k)
 	if c == nil {
 		return
@@ -245,15 +233,14 @@ func (x *Index) setKey(s *source, k uint64, h Hash, count, depth uint32) {
 
 // Removed implements collect.Sink. What is not known to be there was not counted, or was driven out.
 func (x *Index) Removed(name collect.Source, b *collect.Removed) {
-	s := x.enter(name)
+	s := x.told(name)
 	if s == nil {
 		return
 	}
 	defer s.mu.Unlock()
-	x.doubt(s)
 	s.counts.events.Add(1)
 	at := s.seat.Load()
-	if at == nil || mediumRank(b.Medium) != s.medium || b.Group != s.groupOf {
+	if at == nil || collect.MediumRank(b.Medium) != s.medium || b.Group != s.groupOf {
 		s.counts.ignored.Add(uint64(len(b.Keys)))
 		return
 	}
@@ -280,12 +267,11 @@ func (x *Index) Removed(name collect.Source, b *collect.Removed) {
 
 // Cleared implements collect.Sink.
 func (x *Index) Cleared(name collect.Source) {
-	s := x.enter(name)
+	s := x.told(name)
 	if s == nil {
 		return
 	}
 	defer s.mu.Unlock()
-	x.doubt(s)
 	s.counts.cleared.Add(1)
 	x.hear(s)
 	x.clear(s)
@@ -294,10 +280,7 @@ func (x *Index) Cleared(name collect.Source) {
 // Reset implements collect.Sink. Until the source is heard again the index knows nothing of it, and what is routed to its
 // worker counts.
 func (x *Index) Reset(name collect.Source, _ string) {
-	if x.shape.Load().sources[name] == nil {
-		return
-	}
-	s := x.enter(name)
+	s := x.entered(name)
 	if s == nil {
 		return
 	}

@@ -64,10 +64,7 @@ var _ collect.Batches = (*Index)(nil)
 
 // Begin implements collect.Batches.
 func (x *Index) Begin(name collect.Source, seq, sum uint64) bool {
-	if x.shape.Load().sources[name] == nil {
-		return true
-	}
-	s := x.enter(name)
+	s := x.entered(name)
 	if s == nil {
 		return true
 	}
@@ -97,10 +94,7 @@ func (x *Index) Begin(name collect.Source, seq, sum uint64) bool {
 
 // End implements collect.Batches.
 func (x *Index) End(name collect.Source, seq, sum uint64) {
-	if x.shape.Load().sources[name] == nil {
-		return
-	}
-	s := x.enter(name)
+	s := x.entered(name)
 	if s == nil {
 		return
 	}
@@ -115,13 +109,6 @@ func (x *Index) void(s *source) {
 	s.heard.Store(false)
 	s.progress = progress{}
 	x.clear(s)
-}
-
-// doubt forgets what a snapshot said of a source that tells something else before that was confirmed. The caller holds s.mu.
-func (x *Index) doubt(s *source) {
-	if s.pending {
-		x.void(s)
-	}
 }
 
 // saved is one entry of a snapshot.
@@ -186,7 +173,7 @@ func (x *Index) copy(s *source) (header, []saved, bool) {
 			one := saved{key: displace(s.tag, e.k), hash: e.v, count: keyCount(e.m), depth: keyDepth(e.m)}
 			if s.noted {
 				one.count, one.depth = stamp-min(stamp, stampOf(e.m)), 0
-				if c := x.table.find(place(at.plane.tag, e.v)); c != nil {
+				if c := x.table.find(at.plane.place(Hash(e.v))); c != nil {
 					one.depth = contentDepth(c.m.Load())
 				}
 			}
@@ -317,18 +304,12 @@ type fields struct {
 	bad bool
 }
 
-func (f *fields) uvarint() uint64 {
-	v, n := binary.Uvarint(f.b)
-	if n <= 0 {
-		f.bad, f.b = true, nil
-		return 0
-	}
-	f.b = f.b[n:]
-	return v
-}
+func (f *fields) uvarint() uint64 { return number(f, binary.Uvarint) }
+func (f *fields) varint() int64   { return number(f, binary.Varint) }
 
-func (f *fields) varint() int64 {
-	v, n := binary.Varint(f.b)
+// number reads an integer as read, of encoding/binary, does.
+func number[T int64 | uint64](f *fields, read func([]byte) (T, int)) T {
+	v, n := read(f.b)
 	if n <= 0 {
 		f.bad, f.b = true, nil
 		return 0

@@ -82,6 +82,30 @@ func (e *engine) work(sink *wire, r *rand.Rand, p *prompts, n int) {
 	}
 }
 
+// handOver has b begin with what a knows.
+func handOver(t *testing.T, a, b *Index) {
+	t.Helper()
+	var snapshot bytes.Buffer
+	if err := errors.Join(a.Save(&snapshot), b.Load(&snapshot)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// snapshotOf is what x saves that one engine has told so many batches, and to which a prompt was routed besides.
+func snapshotOf(t testing.TB, x *Index, r *rand.Rand, batches, routed int) []byte {
+	t.Helper()
+	e := newEngine("a", 0, 4)
+	w := &wire{name: e.name}
+	e.work(w, r, &prompts{r: r}, batches)
+	w.play(x, 0, batches)
+	x.Routed("b", make([]uint32, routed), Seed{})
+	var snapshot bytes.Buffer
+	if err := x.Save(&snapshot); err != nil {
+		t.Fatal(err)
+	}
+	return snapshot.Bytes()
+}
+
 // Routers that begin with another's snapshot and hear what came since agree with one that heard all.
 func TestRoutersConverge(t *testing.T) {
 	found := 0
@@ -97,13 +121,7 @@ func TestRoutersConverge(t *testing.T) {
 			e.work(w, r, p, 30+r.IntN(50))
 			w.play(a, 0, len(w.batches))
 		}
-		var snapshot bytes.Buffer
-		if err := a.Save(&snapshot); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Load(&snapshot); err != nil {
-			t.Fatal(err)
-		}
+		handOver(t, a, b)
 		b.check(t)
 		for _, m := range b.Lookup(p.draw(300), Seed{}, []string{"a", "b"}, nil) {
 			if m.Tokens != 0 {
@@ -174,10 +192,7 @@ func TestSnapshotsOfAnotherProcess(t *testing.T) {
 			e.work(w, r, p, 40)
 			a, b := newIndex(t, bytesMin), newIndex(t, bytesMin)
 			w.play(a, 0, 40)
-			var snapshot bytes.Buffer
-			if err := errors.Join(a.Save(&snapshot), b.Load(&snapshot)); err != nil {
-				t.Fatal(err)
-			}
+			handOver(t, a, b)
 			before := b.Status().Sources[0].Keys
 			if before == 0 || before != a.Status().Sources[0].Keys {
 				t.Fatalf("%d keys loaded", before)
@@ -223,10 +238,7 @@ func TestSnapshotsAreDoubted(t *testing.T) {
 	e.work(w, r, &prompts{r: r}, 40)
 	a, b := newIndex(t, bytesMin), newIndex(t, bytesMin)
 	w.play(a, 0, 40)
-	var snapshot bytes.Buffer
-	if err := errors.Join(a.Save(&snapshot), b.Load(&snapshot)); err != nil {
-		t.Fatal(err)
-	}
+	handOver(t, a, b)
 	tokens := []uint32{1, 2, 3, 4, 5}
 	b.Stored(e.name, newEngine("a", 0, 4).stored(Seed{}, tokens, 0, 1))
 	if got := b.Status().Sources[0]; got.Keys != 1 || !got.Heard {
@@ -243,10 +255,7 @@ func TestSnapshotsOfWhatWasRouted(t *testing.T) {
 	a, b := newIndex(t, bytesMin), newIndex(t, bytesMin)
 	prompt := make([]uint32, 1000)
 	a.Routed("w", prompt, Seed{})
-	var snapshot bytes.Buffer
-	if err := errors.Join(a.Save(&snapshot), b.Load(&snapshot)); err != nil {
-		t.Fatal(err)
-	}
+	handOver(t, a, b)
 	if m := b.Lookup(prompt, Seed{}, []string{"w"}, nil)[0]; m != (Match{Tokens: 960, Rank: -1, Approximate: true}) {
 		t.Errorf("%+v", m)
 	}
@@ -256,16 +265,7 @@ func TestSnapshotsOfWhatWasRouted(t *testing.T) {
 func TestBrokenSnapshots(t *testing.T) {
 	a := newIndex(t, bytesMin)
 	r := rand.New(rand.NewPCG(5, 7))
-	e := newEngine("a", 0, 4)
-	w := &wire{name: e.name}
-	e.work(w, r, &prompts{r: r}, 20)
-	w.play(a, 0, 20)
-	a.Routed("b", make([]uint32, 1000), Seed{})
-	var snapshot bytes.Buffer
-	if err := a.Save(&snapshot); err != nil {
-		t.Fatal(err)
-	}
-	whole := snapshot.Bytes()
+	whole := snapshotOf(t, a, r, 20, 1000)
 	for i := 0; i < len(whole); i += 1 + len(whole)/300 {
 		b := newIndex(t, bytesMin)
 		if err := b.Load(bytes.NewReader(whole[:i])); !errors.Is(err, ErrSnapshot) {
@@ -291,19 +291,9 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 // FuzzLoad holds that no snapshot breaks the index, checksums right or wrong.
 func FuzzLoad(f *testing.F) {
-	a := newIndex(f, bytesMin)
-	r := rand.New(rand.NewPCG(5, 7))
-	e := newEngine("a", 0, 4)
-	w := &wire{name: e.name}
-	e.work(w, r, &prompts{r: r}, 3)
-	w.play(a, 0, 3)
-	a.Routed("b", make([]uint32, 300), Seed{})
-	var snapshot bytes.Buffer
-	if err := a.Save(&snapshot); err != nil {
-		f.Fatal(err)
-	}
-	f.Add(snapshot.Bytes(), false)
-	f.Add(payloads(snapshot.Bytes()), true)
+	snapshot := snapshotOf(f, newIndex(f, bytesMin), rand.New(rand.NewPCG(5, 7)), 3, 300)
+	f.Add(snapshot, false)
+	f.Add(payloads(snapshot), true)
 	f.Fuzz(func(t *testing.T, b []byte, sealed bool) {
 		if sealed {
 			b = seal(b)

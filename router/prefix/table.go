@@ -119,7 +119,8 @@ func (s *segment) clear() {
 	s.n = 0
 }
 
-func home(k uint64) int { return int(uint64(uint32(k)) * segmentSlots >> 32) }
+// home is where k is looked for first. Keys that differ in the lowest bits alone have one.
+func home(k uint64) int { return int(uint64(uint32(k)&^(groupPlanes-1)) * segmentSlots >> 32) }
 
 func (t *table) segment(k uint64) *segment { return t.dir[k>>t.shift].Load() }
 
@@ -142,16 +143,24 @@ func (s *segment) find(k uint64) *slot {
 // find is good until the next insert or remove. The writer's.
 func (t *table) find(k uint64) *slot { return t.segment(k).find(k) }
 
-// read is k's value, 0 for none, and where it is; without a lock. ok is false when it could not be told.
-func (t *table) read(k uint64) (v uint64, at *slot, ok bool) {
+// aside is what was read of the entries of one spot, by what is in the lowest bits of their keys.
+type aside struct {
+	seen uint64
+	v, m [groupPlanes]uint64
+	at   [groupPlanes]uint16 // slots
+}
+
+// read reads the entries whose keys differ from k, a spot, in the lowest bits alone, or of them those that are wanted, without a
+// lock. It tells in which segment they are; nil when it could not be told.
+func (t *table) read(k, want uint64, out *aside) *segment {
 	for try := range readTriesMax {
 		d := &t.dir[k>>t.shift]
 		s := d.Load()
 		seq := s.seq.Load()
 		if seq&1 == 0 {
-			v, at = s.probe(k)
-			if s.seq.Load() == seq && (at != nil || d.Load() == s) {
-				return v, at, true
+			s.probe(k, want, out)
+			if s.seq.Load() == seq && (out.seen&want == want || d.Load() == s) {
+				return s
 			}
 		}
 		if try > 20 {
@@ -159,24 +168,29 @@ func (t *table) read(k uint64) (v uint64, at *slot, ok bool) {
 		}
 	}
 	t.waits.Add(1)
-	return 0, nil, false
+	return nil
 }
 
-func (s *segment) probe(k uint64) (uint64, *slot) {
+// probe is read of one segment.
+func (s *segment) probe(k, want uint64, out *aside) {
+	out.seen = 0
 	i := home(k)
 	for range segmentSlots {
 		x := &s.slots[i]
-		switch x.k.Load() {
-		case k:
-			return x.v.Load(), x
-		case 0:
-			return 0, nil
+		at := x.k.Load()
+		if at == 0 {
+			return
+		}
+		if j := at ^ k; j < groupPlanes {
+			out.v[j], out.m[j], out.at[j] = x.v.Load(), x.m.Load(), uint16(i)
+			if out.seen |= 1 << j; out.seen&want == want {
+				return
+			}
 		}
 		if i++; i == segmentSlots {
 			i = 0
 		}
 	}
-	return 0, nil
 }
 
 // insert puts in what is not there.

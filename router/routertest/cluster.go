@@ -21,6 +21,7 @@ type Cluster struct {
 	answers    map[string]*nixlAnswer // by the parameters
 	meetings   map[string]*meeting    // by transfer id, room or request id
 	rooms      map[string]string      // whose each is
+	words      words
 }
 
 // NewCluster makes one.
@@ -30,10 +31,11 @@ func NewCluster() *Cluster { return &Cluster{leases: map[[16]byte]*lease{}} }
 type lease struct {
 	presented, computed, bound, settled, ended chan struct{}
 
-	mu    sync.Mutex
-	is    map[string]bool // which of the channels are closed
-	first int32           // hand-off record: the token that prefill sampled
-	why   string
+	mu     sync.Mutex
+	is     map[string]bool // which of the channels are closed
+	record []int32         // of the hand-off: the answer's tokens so far
+	tokens int             // of a stream that moves: those that the other side was asked to go on behind
+	why    string
 }
 
 func newLease() *lease {
@@ -130,4 +132,11 @@ func (c *Cluster) use(w *Worker, role string, kv *KV) *lease {
 	}
 	l.is["used by "+role] = true
 	return l
+}
+
+// Teach has the engines give the words of prompts their token ids in this order, as those of another process do that is taught the same.
+func (c *Cluster) Teach(prompts ...string) {
+	for _, p := range prompts {
+		c.words.tokenize(p)
+	}
 }

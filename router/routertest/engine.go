@@ -17,7 +17,7 @@ import (
 	"github.com/headrace/headrace/router/pairing"
 )
 
-// Stages of an Engine, beside StageRequest (its HTTP server has the request, its scheduler has not), StageToken and StageFinish.
+// Stages of an Engine, beside StageRequest (its HTTP server has the request, its scheduler has not), StageToken and StageFinish. Workers have StageLoad and StageLoaded too.
 const (
 	StagePresent  = "present"  // prefill has seen the request and is about to present its ticket
 	StagePrefill  = "prefill"  // computing the prompt
@@ -43,7 +43,11 @@ type Engine struct {
 	Expiry string
 	// Ranks is how many data-parallel ranks Mooncake's bootstrap server names: 1. BootstrapFault, when set, says with which status it
 	// answers.
-	Ranks          int
+	Ranks int
+	// NoIDs: it is too old to say its tokens.
+	NoIDs bool
+	// Burst is how many tokens come in one event: 1.
+	Burst          int
 	BootstrapFault func(ctx context.Context) int
 
 	probed    atomic.Int64
@@ -105,10 +109,14 @@ func (e *Engine) Stop() {
 		e.bootstrap.Stop()
 	}
 	e.server.Stop()
+	e.died()
 }
 
 // Conns returns how many connections are open, those to its bootstrap server among them.
 func (e *Engine) Conns() int { return e.server.Conns() + e.bootstrap.Conns() }
+
+// Header returns a header of the request.
+func (c *EngineCall) Header(name string) string { return c.header.Get(name) }
 
 // Probes returns how many questions after its health came.
 func (e *Engine) Probes() int { return int(e.probed.Load()) }
@@ -124,6 +132,7 @@ type EngineCall struct {
 	Role   string          // prefill, decode or whole
 
 	prompt string
+	prior  []int32 // tokens that the prompt ends in and that the model made, in a request that goes on
 	b      engineBody
 	kv     KV
 	lease  *lease
@@ -155,6 +164,10 @@ type engineBody struct {
 	Input         json.RawMessage `json:"input"`
 	MaxOutput     *int            `json:"max_output_tokens"`
 	Params        json.RawMessage `json:"kv_transfer_params"`
+	Temperature   *float64        `json:"temperature"`
+	TokenIDs      bool            `json:"return_token_ids"`
+	Stop          []string        `json:"stop"`
+	Logprobs      any             `json:"logprobs"`
 }
 
 func (e *Engine) handle(w http.ResponseWriter, r *http.Request) {
@@ -208,6 +221,7 @@ func (c *EngineCall) parse() error {
 	for _, m := range c.b.Messages {
 		c.prompt += m.Content
 	}
+	c.parseIDs()
 	for _, most := range []*int{c.b.MaxCompletion, c.b.MaxOutput} {
 		if most != nil {
 			c.b.MaxTokens = *most
@@ -395,37 +409,7 @@ func (c *EngineCall) generate() error {
 		c.w.Header().Set("Content-Type", "application/json")
 		return c.write(c.whole(prompt))
 	}
-	c.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	if err := c.write(""); err != nil { // the header goes before the first token is there
-		return err
-	}
-	detok := openai.NewDetok(vocab{}, openai.DetokOptions{})
-	for i := range c.b.MaxTokens {
-		if err := c.fault(StageToken, i); err != nil {
-			return err
-		}
-		if i == 0 && strings.HasSuffix(c.Path, "chat/completions") {
-			if err := c.write(c.chunk(`"role":"assistant","content":""`, "", "null")); err != nil {
-				return err
-			}
-		}
-		text, _ := detok.Push(tokenAt(prompt, c.b.Seed, i))
-		finish := "null"
-		if i == c.b.MaxTokens-1 {
-			text, finish = append(text, detok.Flush()...), `"length"`
-		}
-		if err := c.write(c.chunk(`"content":`+quote(text), quote(text), finish)); err != nil {
-			return err
-		}
-	}
-	if err := c.fault(StageFinish, 0); err != nil {
-		return err
-	}
-	tail := ""
-	if c.b.StreamOptions != nil {
-		tail = "data: " + c.head(".chunk") + `"choices":[],` + c.usage() + "}\n\n"
-	}
-	return c.write(tail + "data: [DONE]\n\n")
+	return c.stream(prompt)
 }
 
 func quote(s []byte) string { return string(openai.AppendString(nil, s)) }
@@ -437,18 +421,6 @@ func (c *EngineCall) head(suffix string) string {
 		return fmt.Sprintf(`{"id":"cmpl-%s","object":"text_completion","created":1700000000,"model":"fake",`, c.ID)
 	}
 	return fmt.Sprintf(`{"id":"chatcmpl-%s","object":"chat.completion%s","created":1700000000,"model":"fake",`, c.ID, suffix)
-}
-
-func (c *EngineCall) usage() string {
-	n := len(strings.Fields(c.prompt))
-	return fmt.Sprintf(`"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}`, n, n+c.b.MaxTokens, c.b.MaxTokens)
-}
-
-func (c *EngineCall) chunk(delta, text, finish string) string {
-	if c.chat() {
-		return "data: " + c.head(".chunk") + `"choices":[{"index":0,"delta":{` + delta + `},"logprobs":null,"finish_reason":` + finish + "}]}\n\n"
-	}
-	return "data: " + c.head("") + `"choices":[{"index":0,"text":` + text + `,"logprobs":null,"finish_reason":` + finish + `,"stop_reason":null}]}` + "\n\n"
 }
 
 // respond streams a response, whose last event says that it is the last.

@@ -18,27 +18,26 @@ type meeting struct {
 	kept bool                   // prefill holds blocks
 }
 
-// meet is one end's coming, by a key that may serve each end once.
-func (c *EngineCall) meet(key string) *meeting {
+// meet is one end's coming, by its key, which may serve each end once. Who comes second may ask about the first at once.
+func (c *EngineCall) meet() {
 	cl := c.Engine.Cluster
 	cl.mu.Lock()
 	if cl.meetings == nil {
 		cl.meetings = map[string]*meeting{}
 	}
-	m := cl.meetings[key]
+	m := cl.meetings[c.key]
 	if m == nil {
 		m = &meeting{computed: make(chan struct{}), registered: make(chan struct{}), moved: make(chan struct{}), dropped: make(chan struct{}),
 			is: map[chan struct{}]bool{}, used: map[string]*EngineCall{}}
-		cl.meetings[key] = m
+		cl.meetings[c.key] = m
 	}
 	cl.mu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.used[c.Role] != nil {
-		cl.violate("engine %s: %s is used a second time for %s", c.Engine.ID, key, c.Role)
+		cl.violate("engine %s: %s is used a second time for %s", c.Engine.ID, c.key, c.Role)
 	}
-	m.used[c.Role] = c
-	return m
+	c.meeting, m.used[c.Role] = m, c
 }
 
 // other is the other end, nil as long as it has not come.
@@ -85,7 +84,7 @@ func (m *meeting) keep(e *Engine, lease time.Duration, gone <-chan struct{}) {
 		case <-e.quit:
 		}
 		m.mu.Lock()
-		m.kept = false
+		m.kept = e.Dialect == "vllm-p2p-nccl" && m.is[m.computed] // decode has it, whatever becomes of prefill
 		m.mu.Unlock()
 		e.Cluster.hold(-blocksPerLease)
 	})
@@ -104,7 +103,12 @@ func (c *EngineCall) pushPrefillItself() error {
 		close(gone)
 		return errAbort
 	}
-	m.mark(m.computed)
+	return c.computed()
+}
+
+// computed answers a prefill whose KV cache is there for decode.
+func (c *EngineCall) computed() error {
+	c.meeting.mark(c.meeting.computed)
 	if err := c.fault(StageAnswer, 0); err != nil {
 		return err
 	}

@@ -37,25 +37,18 @@ func (c *EngineCall) ncclPrefill() error {
 	}
 	m.keep(c.Engine, forGood, nil)
 	if err := c.fault(StagePrefill, 0); err != nil {
-		if !errors.Is(err, errDone) && c.ctx.Err() != nil {
+		if !errors.Is(err, errDone) && c.ctx.Err() != nil && !c.Engine.killed() {
 			c.Engine.Cluster.violate("engine %s: a prefill is aborted that has sent layers, which decode keeps", c.Engine.ID)
 		}
 		m.mark(m.dropped) // as far as this fake is concerned
 		return err
 	}
-	if c.ctx.Err() != nil {
+	if c.ctx.Err() != nil && !c.Engine.killed() {
 		c.Engine.Cluster.violate("engine %s: a prefill is aborted that has sent layers, which decode keeps", c.Engine.ID)
 		m.mark(m.dropped)
 		return errAbort
 	}
-	m.mark(m.computed)
-	if err := c.fault(StageAnswer, 0); err != nil {
-		return err
-	}
-	if err := c.json(c.whole(c.prompt)); err != nil {
-		return err
-	}
-	return c.fault(StageAnswered, 0)
+	return c.computed()
 }
 
 // violated ends a call that is against the protocol.

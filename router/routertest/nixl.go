@@ -14,6 +14,7 @@ import (
 type nixlAnswer struct {
 	prompt string
 	params string
+	of     *Engine
 	mu     sync.Mutex // guards what follows
 	used   bool
 	over   bool // prefill has let go of the blocks
@@ -33,19 +34,29 @@ func (a *nixlAnswer) free(c *Cluster) bool {
 	return true
 }
 
-// Unclaimed returns how many answers of prefill hold blocks.
-func (c *Cluster) Unclaimed() int {
+// died is the end of the engine: what it kept is gone with it.
+func (e *Engine) died() {
+	e.Cluster.free(func(a *nixlAnswer) bool { return a.of == e })
+}
+
+// free lets go of the blocks that prefill keeps for some answers.
+func (c *Cluster) free(which func(*nixlAnswer) bool) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := 0
+	var all []*nixlAnswer
 	for _, a := range c.answers {
-		a.mu.Lock()
-		if !a.over {
-			n++
+		if which(a) {
+			all = append(all, a)
 		}
-		a.mu.Unlock()
 	}
-	return n
+	c.mu.Unlock()
+	for _, a := range all {
+		a.free(c)
+	}
+}
+
+// EndLeases ends NIXL's leases as if their time was over: what prefill keeps for decode that has not come, it lets go.
+func (c *Cluster) EndLeases() {
+	c.free(func(*nixlAnswer) bool { return true })
 }
 
 // parseNixl knows prefill's parameters, and decode's as those that a prefill answered with, to the byte.
@@ -98,7 +109,7 @@ func (c *EngineCall) nixlPrefill() error {
 		e.Cluster.hold(-blocksPerLease)
 		return errAbort
 	}
-	a := &nixlAnswer{prompt: c.prompt}
+	a := &nixlAnswer{prompt: c.prompt, of: e}
 	a.params = fmt.Sprintf(`{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1, 2, 9007199254740993]], "remote_engine_id": "%s", "remote_request_id": "cmpl-%s-%d",
  "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 200, "remote_blocks_expiry_time": %s, "transfer_mode": "pull", "new": {"a": [1e400]}}`,
 		e.ID, c.ID, c.N, strings.TrimSpace(e.Expiry))
@@ -140,7 +151,7 @@ func (c *EngineCall) nixlDecode() error {
 	}
 	e.Cluster.hold(blocksPerLease)
 	defer e.Cluster.hold(-blocksPerLease)
-	if !c.answer.free(e.Cluster) {
+	if !c.answer.free(e.Cluster) && !c.answer.of.killed() { // from the dead nothing can be read, and it computes the prompt itself
 		c.wrong = true
 	}
 	if err := c.fault(StageLoaded, 0); err != nil {

@@ -105,7 +105,7 @@ func (c *EngineCall) wantPeer(check func(peer *Engine) string) { c.checkPeer = c
 
 // join is the coming of a call to the scheduler of an engine.
 func (c *EngineCall) join() error {
-	c.meeting = c.meet(c.key)
+	c.meet()
 	o := c.meeting.other(c)
 	if o == nil {
 		return nil

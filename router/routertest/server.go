@@ -67,9 +67,19 @@ func (s *server[C]) keep(c *C) {
 
 // Stop kills the fake: all its connections break. Idempotent.
 func (s *server[C]) Stop() {
-	_ = s.srv.Close()
 	s.stop.Do(func() { close(s.quit) })
+	_ = s.srv.Close()
 	s.wg.Wait()
+}
+
+// killed tells whether Stop was called.
+func (s *server[C]) killed() bool {
+	select {
+	case <-s.quit:
+		return true
+	default:
+		return false
+	}
 }
 
 // Active returns how many requests are being served.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -143,8 +144,12 @@ func (e *Engine) abortRequest(w http.ResponseWriter, r *http.Request) {
 	var p struct {
 		RID string `json:"rid"`
 	}
-	if err := json.NewDecoder(r.Body).Decode(&p); err != nil || len(p.RID) != 32 || r.Method != http.MethodPost {
-		e.Cluster.violate("engine %s: abort of %q: %v", e.ID, p.RID, err)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // this engine was killed, or the router was: neither breaks the protocol
+	}
+	if err := json.Unmarshal(body, &p); err != nil || len(p.RID) != 32 || r.Method != http.MethodPost {
+		e.Cluster.violate("engine %s: %s with %.300q: %v", e.ID, r.Method, body, err)
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}

@@ -27,6 +27,8 @@ const (
 	StageTransfer  = "transfer"  // before the KV is pushed
 	StageSettled   = "settled"   // behind settling
 	StageFinish    = "finish"    // behind the finish event, before `: final`
+	StageMove      = "move"      // asked to let the stream go on elsewhere, before the answer
+	StageAsked     = "asked"     // it will, at its next token
 )
 
 // Action is what a Fault makes of a stage.
@@ -41,7 +43,8 @@ const (
 	Busy         // 503 (StageRequest)
 	Bad          // 400 (StageRequest)
 	Wait         // go on living, without getting on, until the request is cancelled
-	Lose         // answer well although the lease ended where nobody knew of it: its daemon was killed (StagePresent)
+	Err          // 500 (StageRequest)
+	Lose         // answer well although the lease ended where nobody knew of it: its daemon was killed (StagePresent); forget what was agreed to (StageMove)
 )
 
 // Worker is a fake worker.
@@ -54,6 +57,10 @@ type Worker struct {
 	Heartbeat time.Duration
 	// Metrics is what /metrics answers; nil for those of an engine with nothing to do.
 	Metrics atomic.Pointer[string]
+	// NoMoves: it knows nothing of streams that go on elsewhere.
+	NoMoves bool
+
+	live sync.Map // of *Call, by streamOf
 
 	server[Call]
 }
@@ -93,6 +100,7 @@ type Call struct {
 	mu    sync.Mutex // guards writes
 	quiet bool
 	lease *lease
+	asked chan *lease // to move
 	head  openai.Head
 	detok *openai.Detok
 	at    int // position of the next token
@@ -119,6 +127,10 @@ func (w *Worker) handle(rw http.ResponseWriter, r *http.Request) {
 		serveMetrics(rw, w.Metrics.Load())
 		return
 	}
+	if r.URL.Path == openai.PathMove {
+		w.move(rw, r)
+		return
+	}
 	defer w.end()
 	c := &Call{Worker: w, N: w.begin(), Path: r.URL.Path, w: rw, ctx: r.Context()}
 	var err error
@@ -132,9 +144,7 @@ func (w *Worker) handle(rw http.ResponseWriter, r *http.Request) {
 	}
 	w.keep(&Call{Worker: w, N: c.N, Path: c.Path, Body: c.Body, KV: c.KV, Prompt: c.Prompt, Tokens: c.Tokens})
 	err = c.serve()
-	if c.lease != nil {
-		c.lease.end("worker " + w.ID + " let go")
-	}
+	c.letGo()
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -250,6 +260,9 @@ func (c *Call) serve() error {
 			c.w.Header().Set("Retry-After", "7")
 			c.httpError(openai.Unavailable("busy"))
 			return nil
+		case Err:
+			c.httpError(openai.Internal("%s errs", w.ID))
+			return nil
 		case Bad:
 			c.httpError(openai.BadRequest("messages", "fake", "bad, says %s", w.ID))
 			return nil
@@ -302,6 +315,9 @@ func (c *Call) role() error {
 		c.detok.PushAll(*c.KV.Resume)
 		c.at = len(*c.KV.Resume)
 	}
+	if c.KV.Role != "prefill" {
+		c.serves()
+	}
 	switch c.KV.Role {
 	case "prefill":
 		return c.prefill()
@@ -324,6 +340,9 @@ func (c *Call) roleChunk() error {
 // generate makes n tokens, or all that are left when n is negative, and ends the answer if it gets so far.
 func (c *Call) generate(n int) error {
 	for ; n != 0 && c.at < c.Tokens; n-- {
+		if err := c.moveOn(); err != nil {
+			return err
+		}
 		id := tokenAt(c.Prompt, c.KV.Seed+uint64(c.KV.Choice), c.at)
 		if err := c.write(openai.AppendTokenComment(nil, "t", []int32{id})); err != nil {
 			return err
@@ -373,9 +392,7 @@ func (c *Call) prefill() error {
 	if err := c.roleChunk(); err != nil {
 		return err
 	}
-	c.lease.mu.Lock()
-	c.lease.first = tokenAt(c.Prompt, c.KV.Seed+uint64(c.KV.Choice), c.at)
-	c.lease.mu.Unlock()
+	c.lease.hand(c.answer(c.at + 1))
 	if err := c.generate(1); err != nil {
 		return err
 	}
@@ -410,6 +427,9 @@ func (c *Call) decode() error {
 	if c.lease = c.Worker.Cluster.use(c.Worker, "decode", &c.KV); c.lease == nil {
 		return c.fail("ticket")
 	}
+	if err := c.fault(StageLoad, 0); err != nil {
+		return err
+	}
 	select {
 	case <-c.lease.presented:
 	case <-c.lease.ended:
@@ -433,22 +453,18 @@ func (c *Call) decode() error {
 	case <-c.ctx.Done():
 		return errAbort
 	}
+	if err := c.fault(StageLoaded, 0); err != nil {
+		return err
+	}
 	if err := c.comment("phase", "settled"); err != nil {
 		return err
 	}
 	if err := c.fault(StageSettled, 0); err != nil {
 		return err
 	}
-	c.lease.mu.Lock()
-	first := c.lease.first
-	c.lease.mu.Unlock()
-	var prior []int32
-	if c.KV.Resume != nil {
-		prior = append(prior, *c.KV.Resume...)
-	}
-	prior = append(prior, first)
-	c.detok.Push(first)
-	c.at++
+	prior := c.lease.handed()
+	c.detok.PushAll(prior[c.at:])
+	c.at = len(prior)
 	if err := c.write(openai.AppendTokenComment(nil, "prior", prior)); err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/headrace/headrace/router/tokens"
 )
 
 // The cache remembers prompts by the raw bytes of the messages they came from. A node stands for the first n messages of
@@ -42,25 +44,26 @@ type run struct {
 	skip  int
 	depth int // of runs below
 	refs  int // nodes, and runs that this is the base of
+	memo  tokens.Memo
 }
 
 // depthMax bounds the runs that the tokens of one node lie in.
 const depthMax = 8
 
 // parts appends the first n tokens of a run to list, the last part first. They must not be changed.
-func (r *run) parts(list [][]uint32, n int) [][]uint32 {
+func (r *run) parts(list []tokens.Part, n int) []tokens.Part {
 	for r != nil {
 		own := n - r.skip
-		list = append(list, r.ids[:own:own])
+		list = append(list, tokens.Part{IDs: r.ids[:own:own], Memo: &r.memo})
 		r, n = r.base, r.skip
 	}
 	return list
 }
 
 // joinParts appends the tokens of such a list.
-func joinParts(dst []uint32, list [][]uint32) []uint32 {
+func joinParts(dst []uint32, list []tokens.Part) []uint32 {
 	for _, part := range slices.Backward(list) {
-		dst = append(dst, part...)
+		dst = append(dst, part.IDs...)
 	}
 	return dst
 }
@@ -113,7 +116,7 @@ func (c *cache) shardOf(keys []key, n int) *shard {
 
 // find returns the node of the longest prefix known of at most n messages, and its tokens as run.parts does, in list's
 // memory.
-func (c *cache) find(keys []key, n int, list [][]uint32) (at int, found *node, parts [][]uint32) {
+func (c *cache) find(keys []key, n int, list []tokens.Part) (at int, found *node, parts []tokens.Part) {
 	for ; n > 0; n-- {
 		s := c.shardOf(keys, n)
 		s.mu.Lock()
@@ -131,7 +134,7 @@ func (c *cache) find(keys []key, n int, list [][]uint32) (at int, found *node, p
 
 // add puts a node for the first n messages into the cache: the tokens of the node it goes on from, which may be nil and
 // whose parts are before, and more behind them. e has everything but its tokens.
-func (c *cache) add(keys []key, n int, from *node, before [][]uint32, more []uint32, e *node) {
+func (c *cache) add(keys []key, n int, from *node, before []tokens.Part, more []uint32, e *node) {
 	s := c.shardOf(keys, n)
 	e.key = keys[n-1]
 	e.bytes = nodeBytes + int64(len(e.tail)+4*len(e.final)+32*len(e.stub))
@@ -146,16 +149,16 @@ func (c *cache) add(keys []key, n int, from *node, before [][]uint32, more []uin
 		e.run, e.tokens = from.run, from.tokens+len(more)
 		grown := -cap(e.run.ids)
 		e.run.ids = append(e.run.ids, more...)
-		s.bytes += 4 * int64(grown+cap(e.run.ids))
+		s.bytes += tokenBytes * int64(grown+cap(e.run.ids))
 	case shared && from.run.depth < depthMax:
 		from.run.refs++
 		e.tokens = from.tokens + len(more)
 		e.run = &run{ids: slices.Clone(more), base: from.run, skip: from.tokens, depth: from.run.depth + 1}
-		s.bytes += runBytes + 4*int64(cap(e.run.ids))
+		s.bytes += runBytes + tokenBytes*int64(cap(e.run.ids))
 	default:
 		ids := append(joinParts(nil, before), more...)
 		e.run, e.tokens = &run{ids: ids}, len(ids)
-		s.bytes += runBytes + 4*int64(cap(ids))
+		s.bytes += runBytes + tokenBytes*int64(cap(ids))
 	}
 	e.run.refs++
 	s.nodes[e.key] = e
@@ -166,7 +169,10 @@ func (c *cache) add(keys []key, n int, from *node, before [][]uint32, more []uin
 	}
 }
 
-const runBytes = 64
+const (
+	runBytes   = 192
+	tokenBytes = 4 + tokens.BytesPerToken // of a run, what is computed of it included
+)
 
 func (s *shard) drop(e *node) {
 	e.unlink()
@@ -176,7 +182,7 @@ func (s *shard) drop(e *node) {
 		if r.refs--; r.refs > 0 {
 			return
 		}
-		s.bytes -= runBytes + 4*int64(cap(r.ids))
+		s.bytes -= runBytes + tokenBytes*int64(cap(r.ids))
 	}
 }
 

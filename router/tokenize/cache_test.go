@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/headrace/headrace/router/tokens"
 )
 
 // TestCacheAgrees plays conversations that go on, branch, are edited and repeated, with tools and without, and holds every
@@ -135,6 +137,33 @@ func counted(s *shard) (bytes int64) {
 	return bytes
 }
 
+// Another question about the same is answered from what the first one left behind.
+func TestOnlyTheLastMessageDiffers(t *testing.T) {
+	for _, name := range templates {
+		t.Run(name, func(t *testing.T) {
+			family := "llama3"
+			if name == "mistral" {
+				family = "llama2"
+			}
+			whole, cached := load(t, family, name, Options{CacheBytes: -1}), load(t, family, name, Options{})
+			messages := []map[string]any{{"role": "user", "content": "<|im_end|> a long text "}, {"role": "assistant", "content": "read"}, nil}
+			for i := range 6 {
+				messages[2] = map[string]any{"role": "user", "content": fmt.Sprint(" question ", i)}
+				if !ask(t, map[string]any{}, messages, whole, cached) {
+					t.Fatal("the model does not take it")
+				}
+				// "thinking" looks ahead for the last question: nothing is kept that does not stand for all of them.
+				if hits := cached.cache.hits.Load(); hits != uint64(i) && name != "thinking" {
+					t.Fatalf("%d hits behind %d further questions", hits, i)
+				}
+			}
+			if cached.cache.wrong.Load() > 0 {
+				t.Error("a check found the cache wrong")
+			}
+		})
+	}
+}
+
 func TestCacheByManyAtOnce(t *testing.T) {
 	whole := load(t, "llama3", "thinking", Options{CacheBytes: -1})
 	cached := load(t, "llama3", "thinking", Options{CacheBytes: 200_000})
@@ -223,4 +252,44 @@ func TestFold(t *testing.T) {
 		}
 	}
 	t.Errorf("a wild conversation is kept as %d messages", len(stub))
+}
+
+// What is asked for in parts is what is asked for in one, whatever is known of the conversation, and its parts stay as they are when others
+// of the conversation come.
+func TestPromptInParts(t *testing.T) {
+	tok := load(t, "llama3", "chatml", Options{})
+	var apart tokens.Prompt
+	before, was := tokens.Prompt{}, []uint32(nil)
+	messages := `{"role":"user","content":"one"}`
+	inParts := 0
+	for i := range 30 {
+		messages += fmt.Sprintf(`,{"role":"assistant","content":"a %d"},{"role":"user","content":"b %d"}`, i, i)
+		for k := range 3 {
+			body := fmt.Appendf(nil, `{"messages":[%s,{"role":"assistant","content":"x"},{"role":"user","content":"q %d"}]}`, messages, k)
+			want, err := tok.AppendPrompt(nil, ChatCompletions, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tok.Prompt(&apart, ChatCompletions, body); err != nil {
+				t.Fatal(err)
+			}
+			if got := apart.AppendTo(nil); !slices.Equal(got, want) {
+				t.Fatalf("turn %d: %d tokens in %d parts, want %d", i, len(got), len(apart.Parts), len(want))
+			}
+			if got := before.AppendTo(nil); !slices.Equal(got, was) {
+				t.Fatalf("turn %d: the prompt before is another now", i)
+			}
+			if len(apart.Parts) > 1 {
+				inParts++
+			}
+			before = tokens.Prompt{Parts: slices.Clone(apart.Parts[:len(apart.Parts)-1])}
+			was = before.AppendTo(nil)
+		}
+	}
+	if inParts < 80 {
+		t.Errorf("%d of 90 in parts", inParts)
+	}
+	if err := tok.Prompt(&apart, "/v1/embeddings", []byte(`{}`)); err == nil || apart.Len() != 0 {
+		t.Errorf("%v, %d tokens", err, apart.Len())
+	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/headrace/headrace/internal/bpe"
 	"github.com/headrace/headrace/internal/chat"
+	"github.com/headrace/headrace/router/tokens"
 )
 
 const (
@@ -58,17 +59,27 @@ func (t *Tokenizer) chainKeys(f *fields, day string, s *scratch) {
 	}
 }
 
-// check compares an answer out of the cache, out[start:], with what rendering everything gives. If they differ the cache
-// is given up: the template does what no probe of it has done.
+// check compares an answer out of the cache, out[start:] behind what lies apart, with what rendering everything gives. If they
+// differ the cache is given up: the template does what no probe of it has done.
 func (t *Tokenizer) check(out []uint32, start int, in chat.Input, o flags, s *scratch) ([]uint32, error) {
 	t.cache.checks.Add(1)
 	whole, err := t.appendWhole(nil, in, o, s)
-	if err != nil || slices.Equal(whole, out[start:]) {
+	if err != nil || slices.Equal(whole, append(joinParts(nil, s.known), out[start:]...)) {
 		return out, err
 	}
 	t.cache.wrong.Add(1)
 	t.cache.off.Store(true)
+	s.known = nil
 	return append(out[:start], whole...), nil
+}
+
+// begin appends the tokens of the node that a prompt goes on from, which are in s.parts, or leaves them apart.
+func (s *scratch) begin(dst []uint32) []uint32 {
+	if s.apart {
+		s.known = s.parts
+		return dst
+	}
+	return joinParts(dst, s.parts)
 }
 
 // extend answers from the node of the first k messages. ok is false where the node is of no use for this conversation.
@@ -78,16 +89,19 @@ func (t *Tokenizer) extend(dst []uint32, k int, e *node, in chat.Input, day stri
 		dst, ok := t.again(dst, e, in, day, o, s)
 		return dst, ok, nil
 	}
-	s.json = s.json[:0]
-	if err := t.readMessages(s, s.items[k:]); err != nil {
-		return dst, false, err
+	s.text = append(s.text[:0], e.tail...)
+	if !t.fillIn(in, day, e.stub, s.items[k:], o.generate, s) {
+		s.json = s.json[:0]
+		if err := t.readMessages(s, s.items[k:]); err != nil {
+			return dst, false, err
+		}
+		text, ok := t.behind(in, day, e.stub, s.json, o.generate, s)
+		if !ok {
+			return dst, false, nil
+		}
+		s.text = append(s.text, text...)
 	}
-	text, ok := t.behind(in, day, e.stub, s.json, o.generate, s)
-	if !ok {
-		return dst, false, nil
-	}
-	dst = joinParts(dst, s.parts)
-	s.text = append(append(s.text[:0], e.tail...), text...)
+	dst = s.begin(dst)
 	dst = t.store(dst, len(s.items), e, e.inside, foldAll(e.stub, s.kinds), in, day, o, s)
 	return dst, true, nil
 }
@@ -95,7 +109,7 @@ func (t *Tokenizer) extend(dst []uint32, k int, e *node, in chat.Input, day stri
 // again answers for a conversation that was asked before: a retry, or another answer to the same question.
 func (t *Tokenizer) again(dst []uint32, e *node, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool) {
 	if o.generate && e.asked {
-		return append(joinParts(dst, s.parts), e.final...), true
+		return append(s.begin(dst), e.final...), true
 	}
 	prompt := ""
 	if o.generate {
@@ -106,7 +120,7 @@ func (t *Tokenizer) again(dst []uint32, e *node, in chat.Input, day string, o fl
 		prompt = stub.prompt
 	}
 	s.text = append(append(s.text[:0], e.tail...), prompt...)
-	return t.bpe.Encode(joinParts(dst, s.parts), view(s.text), bpe.Options{Inside: e.inside}), true
+	return t.bpe.Encode(s.begin(dst), view(s.text), bpe.Options{Inside: e.inside}), true
 }
 
 // store appends the tokens of s.text, the rendered end of a conversation of n messages, and remembers them behind those
@@ -140,7 +154,8 @@ func (t *Tokenizer) store(dst []uint32, n int, from *node, inside bool, stub []k
 	return dst
 }
 
-// appendCold renders all of a conversation and remembers it, and its system message on its own: others begin with it too.
+// appendCold renders all of a conversation and remembers it, and what others begin with too: its system message on its
+// own, and all but its last message.
 func (t *Tokenizer) appendCold(dst []uint32, in chat.Input, day string, o flags, s *scratch) ([]uint32, error) {
 	text, err := t.renderAll(in, o, s)
 	if err != nil {
@@ -150,9 +165,43 @@ func (t *Tokenizer) appendCold(dst []uint32, in chat.Input, day string, o flags,
 	if len(s.items) > 1 && (s.kinds[0].role == "system" || s.kinds[0].role == "developer") {
 		t.storeSystem(text, in, s)
 	}
+	if dst, ok := t.appendInTwo(dst, text, in, day, o, s); ok {
+		return dst, nil
+	}
 	s.text = append(s.text[:0], text...)
 	s.parts = s.parts[:0]
 	return t.store(dst, len(s.items), nil, false, stub, in, day, o, s), nil
+}
+
+// appendInTwo does appendCold's work for a conversation that was rendered as whole, and remembers all but its last message
+// on the way: the same questions are asked about many things, and many questions about the same. ok is false where the
+// text of the last message cannot be told from that of the others.
+func (t *Tokenizer) appendInTwo(dst []uint32, whole string, in chat.Input, day string, o flags, s *scratch) ([]uint32, bool) {
+	last := len(s.items) - 1
+	if last < 1 {
+		return dst, false
+	}
+	stub := foldAll(nil, s.kinds[:last])
+	if stub == nil {
+		return dst, false
+	}
+	message, _, err := t.appendMessage(s.json[:0], s.items[last])
+	if err != nil {
+		return dst, false
+	}
+	s.json = message
+	text, ok := t.behind(in, day, stub, message, o.generate, s)
+	if !ok || !strings.HasSuffix(whole, text) {
+		return dst, false
+	}
+	head := whole[:len(whole)-len(text)]
+	ids, cut := t.bpe.EncodeCut(nil, head, bpe.Options{})
+	ids = ids[:cut.Tokens]
+	e := &node{tail: strings.Clone(head[cut.Text:]), inside: cut.Text > 0, stub: stub}
+	t.cache.add(s.keys, last, nil, nil, ids, e)
+	s.parts = append(s.parts[:0], tokens.Part{IDs: ids})
+	s.text = append(append(s.text[:0], e.tail...), text...)
+	return t.store(append(dst, ids...), len(s.items), e, e.inside, foldAll(stub, s.kinds[last:]), in, day, o, s), true
 }
 
 // storeSystem remembers the first message of a conversation that was rendered as whole.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // Engine is whose way of reading a request is followed: engines give a template slightly different views of it.
@@ -276,33 +277,11 @@ func partText(item []byte) ([]byte, error) {
 // appendCall appends a tool call with its arguments, JSON within a string on the wire, as the object templates expect.
 // vLLM writes the members that it knows first, in its own order, and takes anything that is no object for an empty one.
 func appendCall(dst, call []byte, vllm bool) ([]byte, error) {
-	var out [3][]byte // id, function, type
-	var rest [][2][]byte
-	err := walkObject(call, func(key, value []byte) error {
-		switch string(key) {
-		case "id":
-			out[0] = value
-		case "function":
-			out[1] = value
-		case "type":
-			out[2] = value
-		default:
-			rest = append(rest, [2][]byte{key, value})
-			return nil
-		}
-		if !vllm {
-			rest = append(rest, [2][]byte{key, value})
-		}
-		return nil
-	})
-	if err != nil || out[1] == nil || out[1][0] != '{' {
+	known, all, err := members(call, vllm, "id", "function", "type")
+	if err != nil || known[1] == nil || known[1][0] != '{' {
 		return dst, unsupported("a tool call without a function")
 	}
-	if vllm {
-		known := [][2][]byte{{[]byte("id"), out[0]}, {[]byte("function"), out[1]}, {[]byte("type"), out[2]}}
-		rest = append(known, rest...)
-	}
-	return appendObject(dst, rest, func(dst []byte, key, value []byte) ([]byte, error) {
+	return appendObject(dst, all, func(dst []byte, key, value []byte) ([]byte, error) {
 		if string(key) == "function" {
 			return appendFunction(dst, value, vllm)
 		}
@@ -310,34 +289,39 @@ func appendCall(dst, call []byte, vllm bool) ([]byte, error) {
 	})
 }
 
-func appendFunction(dst, function []byte, vllm bool) ([]byte, error) {
-	var arguments, name []byte
-	var rest [][2][]byte
-	err := walkObject(function, func(key, value []byte) error {
-		switch string(key) {
-		case "arguments":
-			arguments = value
-		case "name":
-			name = value
-		default:
-			rest = append(rest, [2][]byte{key, value})
-			return nil
+// members reads an object. known are the values of the members with these names, nil for none; all are its members in the order
+// in which they are to be written: as they came or, for vLLM, the known ones first.
+func members(object []byte, vllm bool, names ...string) (known [][]byte, all [][2][]byte, err error) {
+	known = make([][]byte, len(names))
+	err = walkObject(object, func(key, value []byte) error {
+		i := slices.Index(names, string(key))
+		if i >= 0 {
+			known[i] = value
 		}
-		if !vllm {
-			rest = append(rest, [2][]byte{key, value})
+		if i < 0 || !vllm {
+			all = append(all, [2][]byte{key, value})
 		}
 		return nil
 	})
+	if vllm {
+		first := make([][2][]byte, len(names), len(names)+len(all))
+		for i, name := range names {
+			first[i] = [2][]byte{[]byte(name), known[i]}
+		}
+		all = append(first, all...)
+	}
+	return known, all, err
+}
+
+func appendFunction(dst, function []byte, vllm bool) ([]byte, error) {
+	_, all, err := members(function, vllm, "arguments", "name")
 	if err != nil {
 		return dst, unsupported("a tool call's function: %v", err)
 	}
-	if vllm {
-		if arguments == nil {
-			arguments = []byte("null")
-		}
-		rest = append([][2][]byte{{[]byte("arguments"), arguments}, {[]byte("name"), name}}, rest...)
+	if vllm && all[0][1] == nil {
+		all[0][1] = []byte("null")
 	}
-	return appendObject(dst, rest, func(dst []byte, key, value []byte) ([]byte, error) {
+	return appendObject(dst, all, func(dst []byte, key, value []byte) ([]byte, error) {
 		if string(key) != "arguments" {
 			return append(dst, value...), nil
 		}

@@ -2,12 +2,14 @@ package tokenize
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/headrace/headrace/internal/bpe"
 	"github.com/headrace/headrace/internal/chat"
+	"github.com/headrace/headrace/router/tokens"
 )
 
 // fields are the members of a request that decide its prompt, as the client wrote them; nil where missing.
@@ -58,7 +60,10 @@ type scratch struct {
 	name   []byte
 	text   []byte
 	ids    []uint32
-	parts  [][]uint32 // of tokens in the cache
+	parts  []tokens.Part // of tokens in the cache, the last one first
+
+	apart bool          // they are not to be copied
+	known []tokens.Part // and are what the prompt begins with
 }
 
 // scratchBytesMax is what a pooled scratch may keep.
@@ -71,6 +76,7 @@ func (s *scratch) release() {
 	clear(s.kinds)
 	clear(s.parts)
 	s.items, s.json, s.kinds = s.items[:0], s.json[:0], s.kinds[:0]
+	s.apart, s.known = false, nil
 	if cap(s.json)+cap(s.window)+cap(s.text)+4*cap(s.ids) <= scratchBytesMax {
 		scratches.Put(s)
 	}
@@ -80,6 +86,29 @@ func (s *scratch) release() {
 // JSON, to dst. endpoint is the path of the request. The error wraps ErrUnsupported where the tokens cannot be told: dst
 // is then as it was. What distinguishes prompts beside their tokens, as cache_salt or a LoRA's name, is the caller's.
 func (t *Tokenizer) AppendPrompt(dst []uint32, endpoint string, body []byte) ([]uint32, error) {
+	s, _ := scratches.Get().(*scratch)
+	defer s.release()
+	return t.appendPrompt(dst, endpoint, body, s)
+}
+
+// Prompt is AppendPrompt into p, whose parts it replaces. What is known from other prompts is not copied.
+func (t *Tokenizer) Prompt(p *tokens.Prompt, endpoint string, body []byte) error {
+	s, _ := scratches.Get().(*scratch)
+	defer s.release()
+	s.apart = true
+	own, err := t.appendPrompt(p.Own[:0], endpoint, body, s)
+	p.Parts, p.Own = p.Parts[:0], own
+	if err != nil {
+		return err
+	}
+	for _, part := range slices.Backward(s.known) {
+		p.Parts = append(p.Parts, part)
+	}
+	p.Parts = append(p.Parts, tokens.Part{IDs: own})
+	return nil
+}
+
+func (t *Tokenizer) appendPrompt(dst []uint32, endpoint string, body []byte, s *scratch) ([]uint32, error) {
 	f, err := readFields(body)
 	if err != nil {
 		return dst, unsupported("the body: %v", err)
@@ -87,8 +116,6 @@ func (t *Tokenizer) AppendPrompt(dst []uint32, endpoint string, body []byte) ([]
 	if f.other != "" {
 		return dst, unsupported("a request with %s", f.other)
 	}
-	s, _ := scratches.Get().(*scratch)
-	defer s.release()
 	start := len(dst)
 	switch endpoint {
 	case Completions:

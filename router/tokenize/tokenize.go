@@ -60,6 +60,8 @@ type Tokenizer struct {
 	now       func() time.Time
 	cache     *cache // nil: none
 	stubs     stubs
+	shapes    shapes
+	literals  literals // of the template
 }
 
 // fileBytesMax bounds the files of a folder: the largest known tokenizer.json has 33 MB.
@@ -185,6 +187,7 @@ func (t *Tokenizer) setTemplate(source string, marks chat.Options) {
 	t.tools = strings.Contains(source, "tools")
 	t.dated = strings.Contains(source, "strftime_now")
 	t.keeps = cacheable(source)
+	t.literals = readLiterals(source)
 }
 
 // ChatError is why requests for chat completions cannot be told, nil where they can.

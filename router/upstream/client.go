@@ -10,6 +10,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/headrace/headrace/router/socket"
 )
 
 // SilenceTimeout is the default of the Config's.
@@ -62,14 +64,15 @@ type Client struct {
 
 	mu     sync.Mutex
 	idle   map[string][]*conn // by address, the most recently used last
-	legs   map[*Leg]struct{}
+	legs   *Leg               // the newest of those in flight
+	count  int                // of them
 	closed bool
 }
 
 // New makes a Client.
 func New(cfg Config) *Client {
 	cfg.setDefaults()
-	return &Client{cfg: cfg, idle: map[string][]*conn{}, legs: map[*Leg]struct{}{}}
+	return &Client{cfg: cfg, idle: map[string][]*conn{}}
 }
 
 // Open sends r to t. The answer, or the reason why there is none, comes on the leg's channel.
@@ -77,15 +80,40 @@ func (c *Client) Open(t Target, r Request) *Leg {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Leg{Target: t, C: make(chan Batch, batchesAhead), client: c, request: r, ctx: ctx, cancel: cancel, done: make(chan struct{}), written: make(chan struct{})}
 	l.heard.Store(time.Now().UnixNano())
-	c.mu.Lock()
-	if c.closed {
+	if !c.add(l) {
 		cancel()
 	}
-	c.legs[l] = struct{}{}
-	c.wg.Add(1)
-	c.mu.Unlock()
 	go l.run()
 	return l
+}
+
+// add takes a leg into the books; false when the client is closed.
+func (c *Client) add(l *Leg) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.older = c.legs; l.older != nil {
+		l.older.newer = l
+	}
+	c.legs = l
+	c.count++
+	c.wg.Add(1)
+	return !c.closed
+}
+
+// remove undoes add.
+func (c *Client) remove(l *Leg) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.older != nil {
+		l.older.newer = l.newer
+	}
+	if l.newer != nil {
+		l.newer.older = l.older
+	} else {
+		c.legs = l.older
+	}
+	l.older, l.newer = nil, nil
+	c.count--
 }
 
 // FinishTimeout is how long legs that finish or linger may take.
@@ -128,8 +156,8 @@ func (c *Client) CloseIdle(now time.Time) {
 func (c *Client) Close() {
 	c.mu.Lock()
 	c.closed = true
-	legs := make([]*Leg, 0, len(c.legs))
-	for l := range c.legs {
+	legs := make([]*Leg, 0, c.count)
+	for l := c.legs; l != nil; l = l.older {
 		legs = append(legs, l)
 	}
 	c.mu.Unlock()
@@ -147,11 +175,14 @@ func (c *Client) Counts() (legs, idle int) {
 	for _, conns := range c.idle {
 		idle += len(conns)
 	}
-	return len(c.legs), idle
+	return c.count, idle
 }
 
+// freshFor is how long a connection counts as alive without a look, which costs a system call.
+const freshFor = 20 * time.Millisecond
+
 // take returns an idle connection that the worker has not closed meanwhile, or nil.
-func (c *Client) take(addr string) *conn {
+func (c *Client) take(addr string, now time.Time) *conn {
 	for {
 		c.mu.Lock()
 		conns := c.idle[addr]
@@ -163,15 +194,16 @@ func (c *Client) take(addr string) *conn {
 		conns[len(conns)-1] = nil
 		c.idle[addr] = conns[:len(conns)-1]
 		c.mu.Unlock()
-		if time.Since(cn.idleSince) <= cn.idleMax && cn.alive() {
+		idle := now.Sub(cn.idleSince)
+		if idle <= cn.idleMax && (idle < freshFor && cn.br.Buffered() == 0 || cn.alive()) {
 			return cn
 		}
 		cn.Close()
 	}
 }
 
-func (c *Client) put(addr string, cn *conn) {
-	cn.idleSince = time.Now()
+func (c *Client) put(addr string, cn *conn, now time.Time) {
+	cn.idleSince = now
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || len(c.idle[addr]) >= c.cfg.IdlePerWorker {
@@ -186,5 +218,5 @@ func (c *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newConn(nc, c.cfg.SilenceTimeout), nil
+	return newConn(socket.New(nc), c.cfg.SilenceTimeout), nil
 }

@@ -6,10 +6,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/leaktest"
 )
 
 // collect takes all of a leg.
@@ -29,8 +30,11 @@ func collect(t *testing.T, l *Leg) (status int, data string, err error) {
 
 func serve(t *testing.T, cfg Config, h http.HandlerFunc) (*Client, Target, *httptest.Server) {
 	t.Helper()
-	before := runtime.NumGoroutine()
+	leaktest.Check(t)
 	srv := httptest.NewServer(h)
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = patience
+	}
 	c := New(cfg)
 	t.Cleanup(func() {
 		c.Close()
@@ -38,11 +42,6 @@ func serve(t *testing.T, cfg Config, h http.HandlerFunc) (*Client, Target, *http
 		srv.Close()
 		if legs, idle := c.Counts(); legs != 0 || idle != 0 {
 			t.Errorf("%d legs and %d connections left", legs, idle)
-		}
-		for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
-			}
 		}
 	})
 	return c, Target{"w", srv.Listener.Addr().String()}, srv
@@ -52,7 +51,7 @@ var anyBody = Request{Path: "/v1/completions", RequestID: "r", Body: [][]byte{[]
 
 func TestReuse(t *testing.T) {
 	addrs := map[string]int{}
-	c, target, srv := serve(t, Config{SilenceTimeout: 50 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+	c, target, srv := serve(t, Config{SilenceTimeout: 1500 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
 		addrs[r.RemoteAddr]++
 		body, _ := io.ReadAll(r.Body)
 		if r.Method != "POST" || r.URL.Path != "/v1/completions" || r.Header.Get("X-Request-Id") != "r" || string(body) != `{"a":1}` {
@@ -61,18 +60,20 @@ func TestReuse(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: 1\n\ndata: 2\n\ndata: cut")
 	})
-	for range 3 {
+	for i := range 3 {
 		status, data, err := collect(t, c.Open(target, anyBody))
 		if status != 200 || data != "data: 1\n\ndata: 2\n\n" || err != io.EOF {
 			t.Fatalf("got %d %q %v", status, data, err)
 		}
-		time.Sleep(60 * time.Millisecond) // longer than the deadline of the last read
+		if i == 0 {
+			time.Sleep(1600 * time.Millisecond) // longer than the deadline of the last read
+		}
 	}
 	if len(addrs) != 1 {
 		t.Errorf("connections: %v", addrs)
 	}
 	srv.CloseClientConnections() // as a restarted worker would
-	for end := time.Now().Add(time.Second); ; {
+	for end := time.Now().Add(patience); ; {
 		if status, _, err := collect(t, c.Open(target, anyBody)); status == 200 && err == io.EOF {
 			break
 		} else if time.Now().After(end) {
@@ -99,7 +100,7 @@ func TestErrorBody(t *testing.T) {
 func TestKinds(t *testing.T) {
 	hold := make(chan struct{})
 	defer close(hold)
-	c, target, _ := serve(t, Config{SilenceTimeout: 30 * time.Millisecond, EventBytesMax: 1000}, func(w http.ResponseWriter, r *http.Request) {
+	c, target, _ := serve(t, Config{SilenceTimeout: time.Second, EventBytesMax: 1000}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		switch r.Header.Get("X-Request-Id") {
 		case "silent":
@@ -173,7 +174,7 @@ func TestClose(t *testing.T) {
 	for range 7 { // the first may not have got to the worker
 		<-gone
 	}
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if legs, _ := c.Counts(); legs == 0 {
 			return
 		}
@@ -184,8 +185,54 @@ func TestClose(t *testing.T) {
 }
 
 // TestPatient has a worker that says nothing for longer than others may, and an answer larger than an event may be.
+// TestFinishBehindTheEnd finishes, closes and lingers on legs whose response has ended with more batches than C has room for:
+// nobody received them, and the leg's goroutine must not wait for somebody who does.
+func TestFinishBehindTheEnd(t *testing.T) {
+	for name, end := range map[string]func(*Leg){"Finish": (*Leg).Finish, "Linger": (*Leg).Linger, "Close": (*Leg).Close} {
+		t.Run(name, func(t *testing.T) {
+			more := make(chan struct{})
+			c, target, _ := serve(t, Config{}, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				w.(http.Flusher).Flush()
+				for range more {
+					_, _ = io.WriteString(w, "data: 1\n\n")
+					w.(http.Flusher).Flush()
+				}
+			})
+			l := c.Open(target, anyBody)
+			until(t, "the header", func() bool { return len(l.C) == 1 })
+			for n := 2; n <= batchesAhead; n++ {
+				more <- struct{}{}
+				until(t, "an event", func() bool { return len(l.C) == n })
+			}
+			close(more)
+			until(t, "the end of the response", func() bool { legs, _ := c.Counts(); return legs == 0 })
+			end(l)
+			closed := make(chan struct{})
+			go func() {
+				defer close(closed)
+				c.Close()
+			}()
+			select {
+			case <-closed:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the leg's goroutine waits for ever")
+			}
+		})
+	}
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
 func TestPatient(t *testing.T) {
-	c, target, _ := serve(t, Config{SilenceTimeout: 20 * time.Millisecond, EventBytesMax: 1000}, func(w http.ResponseWriter, r *http.Request) {
+	c, target, _ := serve(t, Config{SilenceTimeout: 1500 * time.Millisecond, EventBytesMax: 1000}, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			if n, _ := io.Copy(io.Discard, r.Body); n != 0 || r.URL.Path != "/health" {
 				t.Errorf("got %s and a body of %d bytes", r.URL, n)
@@ -195,7 +242,7 @@ func TestPatient(t *testing.T) {
 		if got := r.Header.Get("Accept"); got != "application/json" {
 			t.Errorf("Accept: %s", got)
 		}
-		<-time.After(100 * time.Millisecond)
+		<-time.After(2 * time.Second)
 		w.Header().Set("Content-Type", "application/x-odd")
 		_, _ = io.WriteString(w, strings.Repeat("x", 5000))
 	})

@@ -1,18 +1,17 @@
 package upstream
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/valyala/fasthttp"
+	"github.com/headrace/headrace/router/socket"
 )
 
 // batchesAhead is how far a leg reads ahead of its consumer; behind that TCP slows the worker down.
@@ -37,6 +36,10 @@ type Request struct {
 	WholeBytesMax int
 	// Body is sent piece by piece and must stay unchanged until the leg has ended.
 	Body [][]byte
+	// Now is the time, for an inline leg whose caller has just looked; zero: it looks itself.
+	Now time.Time
+	// Room is where an inline leg may lie; nil: anywhere.
+	Room *Room
 }
 
 // Batch is what one read brought.
@@ -61,6 +64,13 @@ func (b *Batch) Release() {
 		b.buf.free()
 		b.buf, b.Data = nil, nil
 	}
+}
+
+// Kept is the batch with data of its own, which need not be released.
+func (b *Batch) Kept() Batch {
+	k := *b
+	k.buf, k.Data = nil, bytes.Clone(b.Data)
+	return k
 }
 
 // Kind is the sort of a leg's failure.
@@ -90,13 +100,15 @@ type Leg struct {
 	// C brings the response. It is closed behind the batch with Err.
 	C chan Batch
 
-	client  *Client
-	request Request
-	ctx     context.Context // ended by Close, or when a finishing leg takes too long
-	cancel  context.CancelFunc
-	done    chan struct{}
-	written chan struct{} // closed when the body is not in use any more
-	heard   atomic.Int64
+	client       *Client
+	request      Request
+	inline       *inline         // of a leg whose caller reads by itself; nil for one with a goroutine
+	ctx          context.Context // ended by Close, or when a finishing leg takes too long; of an inline leg nil but while it dials
+	cancel       context.CancelFunc
+	older, newer *Leg // among the client's, guarded by its mu
+	done         chan struct{}
+	written      chan struct{} // closed when the body is not in use any more
+	heard        atomic.Int64
 
 	mu        sync.Mutex // guards what follows
 	conn      net.Conn
@@ -113,6 +125,12 @@ func (l *Leg) LastHeard() time.Time { return time.Unix(0, l.heard.Load()) }
 // goroutine is gone and the request's body is no longer in use. Idempotent.
 func (l *Leg) Close() {
 	l.abort()
+	if x := l.inline; x != nil {
+		if !x.ended {
+			x.end(l, Batch{Err: &Error{KindClosed, context.Canceled}})
+		}
+		return
+	}
 	l.drain()
 	<-l.done
 }
@@ -120,9 +138,14 @@ func (l *Leg) Close() {
 // Finish lets a response that needs no more attention end by itself, so that its connection can serve again; one that
 // takes longer than the FinishTimeout is closed. It does not wait; the caller may not receive from C any more.
 func (l *Leg) Finish() {
+	if l.inline != nil {
+		l.inline.finish(l)
+		return
+	}
 	l.mu.Lock()
 	if l.closed || l.finishing {
 		l.mu.Unlock()
+		l.drain() // the response may have ended with C full, and its goroutine waits for room for the last batch
 		return
 	}
 	l.finishing = true
@@ -135,6 +158,10 @@ func (l *Leg) Finish() {
 // have got so far with a request to let go of what another one holds for it. It returns when the request's body is no longer
 // in use; the caller may not receive from C any more.
 func (l *Leg) Linger() {
+	if l.inline != nil {
+		l.inline.linger(l)
+		return
+	}
 	l.mu.Lock()
 	l.lingering = true
 	l.mu.Unlock()
@@ -163,7 +190,9 @@ func (l *Leg) abort() {
 		return
 	}
 	l.closed = true
-	l.cancel()
+	if l.cancel != nil {
+		l.cancel()
+	}
 	if l.conn != nil {
 		l.conn.Close()
 	}
@@ -173,7 +202,7 @@ func (l *Leg) abort() {
 func (l *Leg) hold(cn *conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.ctx.Err() != nil {
+	if l.closed || l.ctx != nil && l.ctx.Err() != nil {
 		cn.Close()
 		return false
 	}
@@ -222,14 +251,12 @@ func (l *Leg) run() {
 	if cn != nil {
 		if reusable && !closed {
 			cn.heard = nil
-			l.client.put(l.Target.Addr, cn)
+			l.client.put(l.Target.Addr, cn, time.Now())
 		} else {
 			cn.Close()
 		}
 	}
-	l.client.mu.Lock()
-	delete(l.client.legs, l)
-	l.client.mu.Unlock()
+	l.client.remove(l)
 	if closed && last.Err != io.EOF {
 		last.Err = &Error{KindClosed, context.Canceled}
 	}
@@ -260,7 +287,7 @@ func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 		}
 		return Batch{Err: &Error{kind, fmt.Errorf(format, l.Target.ID, l.Target.Addr, err)}}
 	}
-	cn = l.client.take(l.Target.Addr)
+	cn = l.client.take(l.Target.Addr, time.Now())
 	if cn == nil {
 		var err error
 		if cn, err = l.client.dial(l.ctx, l.Target.Addr); err != nil {
@@ -295,33 +322,26 @@ func (l *Leg) exchange() (last Batch, cn *conn, reusable bool) {
 
 // write sends header and body, all pieces in as few system calls as the kernel takes.
 func (l *Leg) write(cn *conn) error {
+	pieces := l.pieces(nil, nil)
+	cn.writes = armed{}
+	if err := cn.SetWriteDeadline(time.Now().Add(l.client.cfg.WriteTimeout)); err != nil {
+		return err
+	}
+	_, err := socket.WriteBuffers(cn.Conn, &pieces)
+	return err
+}
+
+// pieces appends the request as it is sent to list: its header, made in room, and its body.
+func (l *Leg) pieces(list net.Buffers, room []byte) net.Buffers {
+	return append(append(list, l.request.appendHeader(room, l.Target.Addr, l.bodyLen())), l.request.Body...)
+}
+
+func (l *Leg) bodyLen() int {
 	n := 0
 	for _, p := range l.request.Body {
 		n += len(p)
 	}
-	h := fasthttp.AcquireRequest()
-	defer fasthttp.ReleaseRequest(h)
-	h.Header.SetRequestURI(l.request.Path)
-	h.Header.SetHost(l.Target.Addr)
-	h.Header.SetUserAgent("headrace-router")
-	h.Header.Set("Accept", cmp.Or(l.request.Accept, "text/event-stream"))
-	for _, x := range l.request.Headers {
-		h.Header.Set(x[0], x[1])
-	}
-	if !l.request.Get {
-		h.Header.SetMethod(http.MethodPost)
-		h.Header.SetContentType("application/json")
-		h.Header.Set("X-Request-Id", l.request.RequestID)
-		h.Header.SetContentLength(n)
-	}
-	pieces := make(net.Buffers, 0, len(l.request.Body)+1)
-	pieces = append(pieces, h.Header.Header())
-	pieces = append(pieces, l.request.Body...)
-	if err := cn.SetWriteDeadline(time.Now().Add(l.client.cfg.WriteTimeout)); err != nil {
-		return err
-	}
-	_, err := pieces.WriteTo(cn.Conn)
-	return err
+	return n
 }
 
 // pump passes the body on in batches and returns the last one.
@@ -374,8 +394,11 @@ func (l *Leg) pump(r *response, fail func(Kind, string, error) Batch) Batch {
 	}
 }
 
-// timedOut knows the timeouts of net and of fasthttp.
+// timedOut knows timeouts, those of connections mostly.
 func timedOut(err error) bool {
+	if err == nil || err == io.EOF {
+		return false
+	}
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()
 }

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"time"
-
-	"github.com/valyala/fasthttp"
 )
 
 const (
@@ -39,10 +37,10 @@ func (b *buffer) free() {
 	}
 }
 
-// response reads one HTTP/1.1 response. fasthttp parses the header; the body is read here, because it must be had
-// as it comes and no further.
+// response reads one HTTP/1.1 response, its body as it comes and no further.
 type response struct {
 	br         *bufio.Reader
+	interim    int // responses before the one that counts
 	status     int
 	retryAfter time.Duration
 	sse        bool
@@ -53,53 +51,9 @@ type response struct {
 	chunked bool
 	left    int64 // of the body or of the chunk; -1: until the connection ends
 	begun   bool  // a chunk was begun, so that its line break is still to come
-}
-
-func (r *response) readHeader() error {
-	h := fasthttp.AcquireResponse()
-	defer fasthttp.ReleaseResponse(h)
-	for interim := 0; ; interim++ {
-		h.Reset()
-		if err := h.Header.Read(r.br); err != nil {
-			return headerError(err)
-		}
-		if s := h.StatusCode(); s >= 200 {
-			break
-		}
-		if interim == interimMax {
-			return fmt.Errorf("%w: too many interim responses", errMalformed)
-		}
-	}
-	r.status = h.StatusCode()
-	r.sse = r.status == fasthttp.StatusOK && bytes.HasPrefix(h.Header.ContentType(), []byte("text/event-stream"))
-	if !r.sse {
-		r.contentType = string(h.Header.ContentType())
-	}
-	r.keepAlive = !h.Header.ConnectionClose()
-	if s, err := strconv.Atoi(string(h.Header.Peek("Retry-After"))); err == nil && s > 0 {
-		r.retryAfter = min(time.Duration(s)*time.Second, retryAfterMax)
-	}
-	switch n := h.Header.ContentLength(); {
-	case n >= 0:
-		r.left = int64(n)
-	case n == -1:
-		r.chunked = true
-	default:
-		r.left, r.keepAlive = -1, false
-	}
-	return nil
-}
-
-// headerError keeps what the connection said apart from what was wrong with the bytes.
-func headerError(err error) error {
-	var timeout interface{ Timeout() bool }
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	if err == fasthttp.ErrTimeout || errors.As(err, &timeout) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", errMalformed, err)
+	// Behind the last chunk.
+	trailing bool
+	trailers int // lines of them
 }
 
 // readMore appends what one read brings, and what is buffered behind it, to buf. io.EOF says that the body has ended.
@@ -153,15 +107,91 @@ func (r *response) ready() bool {
 	return bytes.IndexByte(b, '\n') > 0 && !bytes.HasPrefix(b, []byte("0\r"))
 }
 
+// here tells whether all that is still to come of the body is buffered, as far as that is easily seen.
+func (r *response) here() bool {
+	n := r.br.Buffered()
+	if !r.chunked {
+		return r.left >= 0 && int64(n) >= r.left
+	}
+	b, _ := r.br.Peek(n)
+	return bytes.HasSuffix(b, endOfChunks)
+}
+
+var endOfChunks = []byte("0\r\n\r\n")
+
 // nextChunk reads up to the next chunk's data, if it is time to. Behind the last chunk left stays 0.
 func (r *response) nextChunk() error {
 	if !r.chunked || r.left > 0 {
 		return nil
 	}
+	if !r.trailing {
+		if r.usualChunk() {
+			return nil
+		}
+		if err := r.chunkSize(); err != nil || r.left > 0 {
+			return err
+		}
+		r.trailing = true
+	}
+	for ; r.trailers < trailersMax; r.trailers++ {
+		if line, err := r.line(); err != nil || len(line) == 0 {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: too many trailers", errMalformed)
+}
+
+// chunkDigitsMax is how many digits a chunk's size has that usualChunk reads. Longer ones, with zeros before them, are left to chunkSize.
+const chunkDigitsMax = 7
+
+// usualChunk is chunkSize of a line that is here, with digits and nothing else, of a chunk that is not the last; else it reads nothing.
+// It is what nearly all chunks begin with, and streams have one for each token.
+func (r *response) usualChunk() bool {
+	b, _ := r.br.Peek(r.br.Buffered())
+	i := 0
+	if r.begun {
+		if len(b) < 2 || b[0] != '\r' || b[1] != '\n' {
+			return false
+		}
+		i = 2
+	}
+	n, from := int64(0), i
+	for ; i < len(b) && i-from < chunkDigitsMax; i++ {
+		digit := hexDigits[b[i]]
+		if digit < 0 {
+			break
+		}
+		n = n<<4 | int64(digit)
+	}
+	if n == 0 || i+1 >= len(b) || b[i] != '\r' || b[i+1] != '\n' {
+		return false
+	}
+	_, _ = r.br.Discard(i + 2) // it is buffered
+	r.left, r.begun = n, true
+	return true
+}
+
+// hexDigits has the value of each byte that is a digit, -1 for others.
+var hexDigits = func() (t [256]int8) {
+	for c := range t {
+		switch {
+		case '0' <= c && c <= '9':
+			t[c] = int8(c - '0')
+		case 'a' <= c|0x20 && c|0x20 <= 'f':
+			t[c] = int8(c | 0x20 - 'a' + 10)
+		default:
+			t[c] = -1
+		}
+	}
+	return t
+}()
+
+func (r *response) chunkSize() error {
 	if r.begun {
 		if line, err := r.line(); err != nil || len(line) != 0 {
 			return orMalformed(err, "no line break behind a chunk")
 		}
+		r.begun = false
 	}
 	line, err := r.line()
 	if err != nil {
@@ -175,25 +205,27 @@ func (r *response) nextChunk() error {
 		return fmt.Errorf("%w: chunk size %q", errMalformed, line)
 	}
 	r.left, r.begun = int64(n), true
-	if n > 0 {
-		return nil
-	}
-	for lines := 0; lines < trailersMax; lines++ {
-		if line, err = r.line(); err != nil || len(line) == 0 {
-			return err
-		}
-	}
-	return fmt.Errorf("%w: too many trailers", errMalformed)
+	return nil
 }
 
-// line reads a line without its break. It is valid until the next read.
+// line reads a line without its break. It is valid until the next read. Where there is an error nothing was read, so that it
+// can be tried again.
 func (r *response) line() ([]byte, error) {
+	for {
+		b, _ := r.br.Peek(r.br.Buffered())
+		if bytes.IndexByte(b, '\n') >= 0 {
+			break
+		}
+		if _, err := r.br.Peek(len(b) + 1); err == io.EOF {
+			return nil, io.ErrUnexpectedEOF
+		} else if err == bufio.ErrBufferFull {
+			return nil, fmt.Errorf("%w: a line without an end", errMalformed)
+		} else if err != nil {
+			return nil, err
+		}
+	}
 	line, err := r.br.ReadSlice('\n')
 	switch {
-	case err == io.EOF:
-		return nil, io.ErrUnexpectedEOF
-	case err == bufio.ErrBufferFull:
-		return nil, fmt.Errorf("%w: a line without an end", errMalformed)
 	case err != nil:
 		return nil, err
 	case len(line) < 2 || line[len(line)-2] != '\r':

@@ -137,3 +137,28 @@ func FuzzChunks(f *testing.F) {
 		}
 	})
 }
+
+// FuzzUsualChunk holds that what usualChunk takes is what chunkSize makes of it.
+func FuzzUsualChunk(f *testing.F) {
+	for _, s := range []string{"5\r\nhello", "\r\n1f\r\n", "0\r\n\r\n", "000\r\n", "00a\r\n", "1;x\r\n", "1 \r\n", "12345678\r\n", "1234567\r\n", "aF\r", "a\n", "\r\n", "", "x\r\n"} {
+		f.Add([]byte(s), true)
+		f.Add([]byte(s), false)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, begun bool) {
+		at := func() *response {
+			r := &response{br: bufio.NewReaderSize(bytes.NewReader(b), 4096), chunked: true, begun: begun}
+			_, _ = r.br.Peek(1) // has it buffered
+			return r
+		}
+		usual, slow := at(), at()
+		if !usual.usualChunk() {
+			if n := usual.br.Buffered(); n != min(len(b), 4096) || usual.left != 0 {
+				t.Errorf("%q: not taken, but %d bytes are left", b, n)
+			}
+			return
+		}
+		if err := slow.chunkSize(); err != nil || slow.left != usual.left || slow.begun != usual.begun || slow.br.Buffered() != usual.br.Buffered() {
+			t.Errorf("%q: %d bytes in a chunk, by chunkSize %d, %v", b, usual.left, slow.left, err)
+		}
+	})
+}

@@ -168,10 +168,11 @@ func (c *cluster) awaitUp() {
 	}
 }
 
-// routed waits until the router has both workers with their daemons too: its table is its own.
+// routed waits until the router has both workers with their daemons too: its table is its own, and on a folder whose owner was
+// killed it has those of before, too, until their leases end.
 func (c *cluster) routed() {
 	c.t.Helper()
-	eventually(c.t, waitShort, "the router knows all workers with their daemons", func() error {
+	eventually(c.t, waitRestart, "the router knows all workers with their daemons", func() error {
 		var st struct {
 			Workers []struct {
 				ID       string `json:"id"`
@@ -275,15 +276,24 @@ func (c *cluster) blocksBack(limit time.Duration, what string) time.Duration {
 // moved sums up what has landed at the daemons, in leases and bytes.
 func (c *cluster) moved() (settled, bytes uint64) {
 	c.t.Helper()
+	settled, bytes, err := c.movedNow()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return settled, bytes
+}
+
+// movedNow is moved where a daemon may just have been killed: it is listed for a while yet.
+func (c *cluster) movedNow() (settled, bytes uint64, err error) {
 	for _, n := range c.view().Nodes {
 		st, err := node{n}.status()
 		if err != nil {
-			c.t.Fatal(err)
+			return 0, 0, err
 		}
 		settled += st.Totals.LeasesSettled
 		bytes += st.Totals.BytesLanded
 	}
-	return settled, bytes
+	return settled, bytes, nil
 }
 
 // split waits until a request is served by both workers again: its KV really moves.
@@ -291,7 +301,10 @@ func (c *cluster) split(limit time.Duration) time.Duration {
 	c.t.Helper()
 	begun := time.Now()
 	err := pollEach(100*time.Millisecond, limit, func() error {
-		before, _ := c.moved()
+		before, _, err := c.movedNow()
+		if err != nil {
+			return err
+		}
 		r := request{Prompt: freshPrompt(40), MaxTokens: 4}
 		st := post(c.url(), r)
 		a, err := st.within(waitShort)
@@ -302,10 +315,11 @@ func (c *cluster) split(limit time.Duration) time.Duration {
 		if a.Error != nil || !a.Done {
 			return errors.New(a.outcome())
 		}
-		if after, _ := c.moved(); after == before {
-			return errors.New("the answer was right, but no KV moved")
+		after, _, err := c.movedNow()
+		if err == nil && after == before {
+			err = errors.New("the answer was right, but no KV moved")
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		c.t.Fatalf("a request goes through prefill, transfer and decode: not within %s: %v", limit, err)
@@ -362,11 +376,14 @@ func (c *cluster) interrupt(group bool) {
 
 func (c *cluster) awaitEnd(limit time.Duration) {
 	c.t.Helper()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-c.ended:
-	case <-timer.C:
+	if err := poll(limit, func() error {
+		select {
+		case <-c.ended:
+			return nil
+		default:
+			return errors.New("it lives")
+		}
+	}); err != nil {
 		_ = syscall.Kill(c.cmd.Process.Pid, syscall.SIGQUIT) // its stacks go to the log
 		c.t.Fatalf("headrace up has not ended %s after the signal; living: %s", limit, describe(marked(c.mark)))
 	}

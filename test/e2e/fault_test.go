@@ -185,7 +185,7 @@ func (s *scene) letGo() {
 // strike sends the signal, and checks what every client is given and when.
 func (s *scene) strike() {
 	s.t.Helper()
-	begun := time.Now()
+	begun, before := time.Now(), stalled()
 	if err := signal(s.pid, s.f.sig); err != nil {
 		s.t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func (s *scene) strike() {
 		}
 		took := a.Last.Sub(begun)
 		bounds.add(s.f.String(), took, a)
-		if took > noticeLimit {
+		if took > noticeLimit+stalled()-before {
 			s.t.Errorf("%s, round %d, stream %d of %d: the client's last byte came %s after the signal, limit %s (%s)", s.f, s.round, i, len(s.streams), took, noticeLimit, a.outcome())
 		}
 		if err := a.equalsOrFails(s.wants[i]); err != nil {

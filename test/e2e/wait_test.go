@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/stall"
 )
 
 // pollEvery is how often a condition of another process is looked at. Nothing waits longer than it must.
@@ -16,16 +18,25 @@ const pollEvery = 10 * time.Millisecond
 func poll(limit time.Duration, cond func() error) error { return pollEach(pollEvery, limit, cond) }
 
 func pollEach(every, limit time.Duration, cond func() error) error {
-	deadline := time.Now().Add(limit)
+	late := limited(limit)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		err := cond()
-		if err == nil || time.Now().After(deadline) {
+		if err == nil || late() {
 			return err
 		}
 		<-tick.C
 	}
+}
+
+// stalled is what limits are to be longer by, because the machine did other things.
+var stalled, _ = stall.Begin()
+
+// limited begins a time limit, and tells whether it is over.
+func limited(limit time.Duration) (over func() bool) {
+	begun, before := time.Now(), stalled()
+	return func() bool { return time.Since(begun) > limit+stalled()-before }
 }
 
 // eventually fails the test if cond is not content within the limit. It returns how long it took.

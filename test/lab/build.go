@@ -7,72 +7,145 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 )
 
-// builder compiles each program once a run.
+// builder compiles each program once a run, one after the other in the order in which they were asked for. It takes what the
+// machines leave of the processors, so that what a later scenario needs is there when its turn comes.
 type builder struct {
 	dir   string // for what it makes
 	cache string // for what it fetches
 	race  bool
-	tests map[string]built
-	bins  map[string]string
-	spent time.Duration
+	queue chan *job
+	ended sync.WaitGroup
+	end   context.CancelFunc
+
+	mu    sync.Mutex      // guards what follows
+	jobs  map[string]*job // by name of the file
+	spent time.Duration   // that scenarios waited
 }
 
-type built struct {
-	file string
-	dir  string // the package's
+// job is a program to be compiled.
+type job struct {
+	pkg, file string
+	test      bool
+	cgo       string        // CGO_ENABLED
+	done      chan struct{} // closed when what follows stands
+	dir       string        // the package's, of a test
+	err       error
 }
 
-func newBuilder(dir, cache string, race bool) *builder {
-	return &builder{dir: dir, cache: cache, race: race, tests: make(map[string]built), bins: make(map[string]string)}
+const (
+	// jobsMax bounds the programs of a run.
+	jobsMax = 1000
+	// behind is the compiler's niceness: a machine has nine times its share of a processor.
+	behind = 10
+)
+
+// newBuilder is to be closed.
+func newBuilder(ctx context.Context, dir, cache string, race bool) *builder {
+	b := &builder{dir: dir, cache: cache, race: race, jobs: make(map[string]*job), queue: make(chan *job, jobsMax)}
+	ctx, b.end = context.WithCancel(ctx)
+	b.ended.Go(func() {
+		for {
+			select {
+			case j := <-b.queue:
+				j.err = b.compile(ctx, j)
+				close(j.done)
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return b
 }
 
-// test compiles a package's tests.
-func (b *builder) test(ctx context.Context, pkg string) (t built, err error) {
-	if t, there := b.tests[pkg]; there {
-		return t, nil
-	}
-	dir, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", pkg).Output()
-	if err != nil {
-		return t, fmt.Errorf("find package %s: %w", pkg, err)
-	}
-	t = built{file: filepath.Join(b.dir, testName(pkg)), dir: strings.TrimSpace(string(dir))}
-	args := []string{"test", "-c", "-o", t.file}
-	if b.race {
-		args = append(args, "-race")
-	}
-	if err := b.compile(ctx, "CGO_ENABLED=1", append(args, pkg)...); err != nil {
-		return t, err
-	}
-	b.tests[pkg] = t
-	return t, nil
+// close ends what is being compiled.
+func (b *builder) close() {
+	b.end()
+	b.ended.Wait()
 }
 
-// binary compiles a command.
-func (b *builder) binary(ctx context.Context, pkg, name string) (string, error) {
-	if file, there := b.bins[name]; there {
-		return file, nil
+// want has all compiled that a scenario needs, and does not wait for it.
+func (b *builder) want(s *scenario) {
+	b.guest()
+	if s.headrace {
+		b.headrace()
 	}
-	file, cgo := filepath.Join(b.dir, name), "CGO_ENABLED=1"
-	if name == "guest" { // it runs where no library is needed
-		cgo = "CGO_ENABLED=0"
+	for _, st := range s.steps {
+		if st.test != "" {
+			b.test(st.test)
+		}
 	}
-	if err := b.compile(ctx, cgo, "build", "-o", file, pkg); err != nil {
-		return "", err
-	}
-	b.bins[name] = file
-	return file, nil
 }
 
-func (b *builder) compile(ctx context.Context, env string, args ...string) error {
+// test is a package's tests.
+func (b *builder) test(pkg string) *job {
+	return b.job(job{pkg: pkg, file: testName(pkg), test: true, cgo: "1"})
+}
+
+func (b *builder) headrace() *job {
+	return b.job(job{pkg: "./cmd/headrace", file: "headrace", cgo: "1"})
+}
+
+// guest is /init: it runs where no library is needed.
+func (b *builder) guest() *job { return b.job(job{pkg: "./test/lab/guest", file: "guest", cgo: "0"}) }
+
+func (b *builder) job(want job) *job {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	j := b.jobs[want.file]
+	if j == nil {
+		j = &want
+		j.file, j.done = filepath.Join(b.dir, j.file), make(chan struct{})
+		b.jobs[want.file] = j
+		b.queue <- j
+	}
+	return j
+}
+
+// wait waits until a program is there.
+func (b *builder) wait(ctx context.Context, j *job) error {
 	began := time.Now()
-	defer func() { b.spent += time.Since(began) }()
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), env)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.spent += time.Since(began)
+	}()
+	select {
+	case <-j.done:
+		return j.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (b *builder) compile(ctx context.Context, j *job) error {
+	args := []string{"build", "-o", j.file}
+	if j.test {
+		dir, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", j.pkg).Output()
+		if err != nil {
+			return fmt.Errorf("find package %s: %w", j.pkg, err)
+		}
+		j.dir = strings.TrimSpace(string(dir))
+		args = []string{"test", "-c", "-o", j.file}
+		if b.race {
+			args = append(args, "-race")
+		}
+	}
+	var said strings.Builder
+	cmd := exec.CommandContext(ctx, "go", append(args, j.pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+j.cgo)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	err := cmd.Start()
+	if err == nil {
+		_ = syscall.Setpriority(syscall.PRIO_PROCESS, cmd.Process.Pid, behind) // its children inherit it
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(cmd.Args[1:], " "), err, said.String())
 	}
 	return nil
 }

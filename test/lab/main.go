@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -137,29 +138,63 @@ func lab(ctx context.Context, o *options) (err error) {
 	} else {
 		defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	}
-	b := newBuilder(work, cache, o.race)
-	passed, failed, tests := 0, 0, 0
+	b := newBuilder(ctx, work, cache, o.race)
+	defer b.close()
 	for _, s := range todo {
-		n, err := play(ctx, o, s, k, b)
-		tests += n
-		if err != nil {
-			failed++
-			fmt.Printf("lab: %s: FAILED: %v\n", s.name, err)
-		} else {
-			passed++
-		}
-		if ctx.Err() != nil {
-			break
-		}
+		b.want(s)
 	}
-	fmt.Printf("lab: %.0f s, %.0f s of them compiling; %d scenarios passed, %d failed, %d tests\n", time.Since(began).Seconds(), b.spent.Seconds(), passed, failed, tests)
+	passed, failures, tests := playAll(ctx, todo, func(s *scenario) (int, error) { return play(ctx, o, s, k, b) })
+	fmt.Printf("lab: %.0f s, %.0f s of them waiting for the compiler; %d scenarios passed, %d failed, %d tests\n", time.Since(began).Seconds(), b.spent.Seconds(), passed, len(failures), tests)
 	switch {
-	case failed > 0 || passed < len(todo):
-		return fmt.Errorf("%d of %d scenarios did not pass", len(todo)-passed, len(todo))
+	case len(failures) > 0 || passed < len(todo): // who sees only the end of a long log sees what failed
+		return errors.Join(append(failures, fmt.Errorf("%d of %d scenarios did not pass", len(todo)-passed, len(todo)))...)
 	case o.run != "" && tests == 0:
 		return fmt.Errorf("no test matches -run %s", o.run)
 	}
 	return nil
+}
+
+// lightsMax is how many light scenarios run side by side.
+const lightsMax = 2
+
+// playAll plays all scenarios until ctx ends, those first that want the host for themselves.
+func playAll(ctx context.Context, todo []*scenario, play func(*scenario) (tests int, err error)) (passed int, failures []error, tests int) {
+	var mu sync.Mutex // guards what is returned
+	one := func(s *scenario) {
+		if ctx.Err() != nil {
+			return
+		}
+		n, err := play(s)
+		mu.Lock()
+		defer mu.Unlock()
+		tests += n
+		if err == nil {
+			passed++
+			return
+		}
+		err = fmt.Errorf("%s: FAILED: %w", s.name, err)
+		failures = append(failures, err)
+		fmt.Println("lab:", err)
+	}
+	lights := make(chan *scenario, len(todo))
+	for _, s := range todo {
+		if s.light {
+			lights <- s
+		} else {
+			one(s)
+		}
+	}
+	close(lights)
+	var wg sync.WaitGroup
+	for range lightsMax {
+		wg.Go(func() {
+			for s := range lights {
+				one(s)
+			}
+		})
+	}
+	wg.Wait()
+	return passed, failures, tests
 }
 
 // lookup finds a program, also where only root's PATH goes.

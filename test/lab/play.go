@@ -44,7 +44,7 @@ func play(ctx context.Context, o *options, s *scenario, k *kernel, b *builder) (
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
-	reports, errs := s.boot(ctx, cancel, o, emu, k.vmlinuz, initrd, dir)
+	reports, cpu, errs := s.boot(ctx, cancel, o, emu, k.vmlinuz, initrd, dir)
 	for _, r := range reports {
 		tests += r.passed
 	}
@@ -54,24 +54,30 @@ func play(ctx context.Context, o *options, s *scenario, k *kernel, b *builder) (
 	if err := errors.Join(errs...); err != nil {
 		return tests, err
 	}
-	fmt.Printf("lab: %s: passed, %d tests, %.1f s\n", s.name, tests, time.Since(began).Seconds())
+	took := time.Since(began).Seconds()
+	fmt.Printf("lab: %s: passed, %d tests, %.1f s, %.1f processors busy\n", s.name, tests, took, cpu.Seconds()/took)
 	return tests, nil
 }
 
-// boot runs the machines side by side until all have ended.
-func (s *scenario) boot(ctx context.Context, cancel func(), o *options, emu *emulator, vmlinuz, initrd, dir string) ([]*report, []error) {
+// speaking is held by who writes a line.
+var speaking sync.Mutex
+
+// boot runs the machines side by side until all have ended. cpu is what they took of the host's processors.
+func (s *scenario) boot(ctx context.Context, cancel func(), o *options, emu *emulator, vmlinuz, initrd, dir string) (_ []*report, cpu time.Duration, _ []error) {
 	n := s.count()
-	reports, errs := make([]*report, n), make([]error, n)
+	reports, errs, took := make([]*report, n), make([]error, n), make([]time.Duration, n)
 	var absent *regexp.Regexp
 	if s.absent != "" {
 		absent = regexp.MustCompile(s.absent)
 	}
-	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for i := range n {
-		r := &report{verbose: o.verbose, lax: o.run != "", absent: absent, out: os.Stdout, mu: &mu, status: -1}
+		r := &report{verbose: o.verbose, lax: o.run != "", absent: absent, out: os.Stdout, mu: &speaking, status: -1}
+		if s.light { // others speak too
+			r.prefix = s.name + ": "
+		}
 		if n > 1 {
-			r.prefix = fmt.Sprintf("vm%d: ", i+1)
+			r.prefix += fmt.Sprintf("vm%d: ", i+1)
 		}
 		reports[i] = r
 		m := machine{scenario: s, number: i + 1, kernel: vmlinuz, initrd: initrd, dir: dir, accel: o.accel, emulator: emu, report: r}
@@ -81,13 +87,20 @@ func (s *scenario) boot(ctx context.Context, cancel func(), o *options, emu *emu
 			if err == nil {
 				err = r.err()
 			}
-			if err != nil && n > 1 {
-				err = fmt.Errorf("machine %d: %w", i+1, err)
-				time.AfterFunc(grace, cancel)
+			if err != nil {
+				err = r.explain(err)
+				if n > 1 {
+					err = fmt.Errorf("machine %d: %w", i+1, err)
+					time.AfterFunc(grace, cancel)
+				}
 			}
 			errs[i] = err
+			took[i] = m.cpu
 		})
 	}
 	wg.Wait()
-	return reports, errs
+	for _, d := range took {
+		cpu += d
+	}
+	return reports, cpu, errs
 }

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // emulator is a QEMU: the host's own, or one that is only unpacked.
@@ -23,9 +24,13 @@ type emulator struct {
 
 const qemuProgram = "qemu-system-x86_64"
 
+var fetching sync.Mutex
+
 // findEmulator gives a QEMU that has a device. Where the host's is older, it is the newer one that Debian makes for the same
 // release (its backports), which is fetched like the kernel: unpacked into dir, by the content of its packages, not installed.
 func findEmulator(ctx context.Context, dir, device string) (*emulator, error) {
+	fetching.Lock() // scenarios that run side by side fetch it once
+	defer fetching.Unlock()
 	e := &emulator{program: lookup(qemuProgram)}
 	if device == "" || e.program != "" && e.has(ctx, device) {
 		return e, nil

@@ -25,18 +25,24 @@ type report struct {
 	passed, failed, skipped int // tests at the top level; skipped: those that had to run
 	unmatched               int // steps that ran no test
 
-	current string   // the test that speaks
-	held    []remark // of tests that may skip and have not ended
-	spared  []string // why tests skipped that may
+	current string              // the test that speaks
+	tails   map[string][]string // what each test that has not ended said last: at most tailMax lines
+	broken  []string            // what failed tests said
+	held    []remark            // of tests that may skip and have not ended
+	spared  []string            // why tests skipped that may
 }
+
+// tailMax is how many lines are repeated of a test that failed: a long run is read from its end.
+const tailMax = 12
 
 // remark is a line that a test logged.
 type remark struct{ test, line string }
 
 var (
-	speaks = regexp.MustCompile(`^=== (?:RUN|NAME|PAUSE|CONT) +(\S+)`) // a line that says whose the next ones are
-	result = regexp.MustCompile(`^( *)--- (PASS|FAIL|SKIP): (\S+)`)    // a line that ends a test
-	place  = regexp.MustCompile(`^ +\S+\.go:\d+: `)                    // what a logged line begins with
+	speaks  = regexp.MustCompile(`^=== (?:RUN|NAME|PAUSE|CONT) +(\S+)`) // a line that says whose the next ones are
+	result  = regexp.MustCompile(`^( *)--- (PASS|FAIL|SKIP): (\S+)`)    // a line that ends a test
+	journal = regexp.MustCompile(`level=(?:DEBUG|INFO) `)               // a line of a daemon's log
+	place   = regexp.MustCompile(`^ +\S+\.go:\d+: `)                    // what a logged line begins with
 )
 
 func (r *report) line(line string) {
@@ -48,32 +54,20 @@ func (r *report) line(line string) {
 		return
 	}
 	show := r.verbose || !strings.HasPrefix(line, "=== ") && line != "" && line != "PASS"
-	if m := speaks.FindStringSubmatch(line); m != nil {
-		r.current = m[1]
-	}
-	if m := result.FindStringSubmatch(line); m != nil {
-		top := m[1] == ""
-		spared := m[2] == "SKIP" && r.maySkip(m[3])
-		r.release(m[3], spared)
-		switch {
-		case m[2] == "PASS":
-			if top {
-				r.passed++
-			}
-			show = r.verbose
-		case m[2] == "FAIL":
-			if top {
-				r.failed++
-			}
-		case spared:
-			show = r.verbose
-		default:
-			r.skipped++
-			line += " (nothing may skip in the lab)"
+	ended := result.FindStringSubmatch(line)
+	switch speaker := speaks.FindStringSubmatch(line); {
+	case speaker != nil:
+		r.current = speaker[1]
+	case ended != nil:
+		line, show = r.ended(ended, line, show)
+	default:
+		if !journal.MatchString(line) {
+			r.keep(line)
 		}
-	} else if strings.HasPrefix(line, "    ") && r.maySkip(r.current) {
-		r.held = append(r.held, remark{r.current, line})
-		show = r.verbose // else when it is known how the test ended
+		if strings.HasPrefix(line, "    ") && r.maySkip(r.current) {
+			r.held = append(r.held, remark{r.current, line})
+			show = r.verbose // else when it is known how the test ended
+		}
 	}
 	if strings.HasPrefix(line, "testing: warning: no tests to run") {
 		r.unmatched++
@@ -82,6 +76,34 @@ func (r *report) line(line string) {
 	if show {
 		r.print(line)
 	}
+}
+
+// ended takes a line that ends a test, with what result found in it. It gives back the line as it is to be printed, and whether it is.
+func (r *report) ended(found []string, line string, show bool) (string, bool) {
+	top, how, test := found[1] == "", found[2], found[3]
+	spared := how == "SKIP" && r.maySkip(test)
+	r.release(test, spared)
+	if how == "FAIL" {
+		r.broken = append(append(r.broken, r.tails[test]...), line)
+	}
+	delete(r.tails, test)
+	switch {
+	case how == "PASS":
+		if top {
+			r.passed++
+		}
+		show = r.verbose
+	case how == "FAIL":
+		if top {
+			r.failed++
+		}
+	case spared:
+		show = r.verbose
+	default:
+		r.skipped++
+		line += " (nothing may skip in the lab)"
+	}
+	return line, show
 }
 
 func (r *report) print(line string) {
@@ -134,6 +156,30 @@ func (r *report) end() {
 		whys[i] = fmt.Sprintf("%d: %s", counts[why], why)
 	}
 	r.print(fmt.Sprintf("lab: %d tests and parts of tests skipped that may: %s", len(r.spared), strings.Join(whys, "; ")))
+}
+
+// keep remembers a line for the end, in case its test fails.
+func (r *report) keep(line string) {
+	if r.tails == nil {
+		r.tails = make(map[string][]string)
+	}
+	tail := r.tails[r.current]
+	if len(tail) == tailMax {
+		tail = slices.Delete(tail, 0, 1)
+	}
+	r.tails[r.current] = append(tail, line)
+}
+
+// explain adds to why the machine's part did not hold what was said last by the tests that failed, or by what died.
+func (r *report) explain(err error) error {
+	lines := r.broken
+	if r.status != 0 && len(lines) == 0 {
+		lines = r.tails[r.current]
+	}
+	if len(lines) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; said last:\n%s", err, strings.Join(lines, "\n"))
 }
 
 // err says why the machine's part did not hold.

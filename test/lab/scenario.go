@@ -30,7 +30,8 @@ type scenario struct {
 	setup       [][]string        // commands that must succeed first, in all machines, behind the rails' own
 	steps       []step            // each machine runs its own, in this order
 	absent      string            // regexp of tests that may skip: they need what an emulated machine cannot have
-	timeout     time.Duration     // of the whole scenario; 0 is 4 minutes; ten times that with -full
+	timeout     time.Duration     // of the whole scenario; 0 is 20 minutes, for it may get what others leave of the host; ten times that with -full
+	light       bool              // it leaves a processor free and measures no rates: another such one may run beside it
 }
 
 // step is a package's tests, or a command, in one machine or in all at the same time.
@@ -207,7 +208,7 @@ func (s *scenario) limit(o *options) time.Duration {
 	case o.timeout > 0:
 		return o.timeout
 	case d == 0:
-		d = 4 * time.Minute
+		d = 20 * time.Minute
 	}
 	if o.full {
 		d *= 10
@@ -240,11 +241,11 @@ func (s *scenario) image(ctx context.Context, k *kernel, b *builder) (*image, []
 		}
 	}
 	if s.headrace {
-		bin, err := b.binary(ctx, "./cmd/headrace", "headrace")
-		if err != nil {
+		bin := b.headrace()
+		if err := b.wait(ctx, bin); err != nil {
 			return nil, nil, err
 		}
-		if err := m.program(bin, "/bin/headrace"); err != nil {
+		if err := m.program(bin.file, "/bin/headrace"); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -252,8 +253,8 @@ func (s *scenario) image(ctx context.Context, k *kernel, b *builder) (*image, []
 		if st.test == "" {
 			continue
 		}
-		t, err := b.test(ctx, st.test)
-		if err != nil {
+		t := b.test(st.test)
+		if err := b.wait(ctx, t); err != nil {
 			return nil, nil, err
 		}
 		if err := m.program(t.file, "/bin/"+testName(st.test)); err != nil {
@@ -266,10 +267,10 @@ func (s *scenario) image(ctx context.Context, k *kernel, b *builder) (*image, []
 			}
 		}
 	}
-	guest, err := b.binary(ctx, "./test/lab/guest", "guest")
-	if err != nil {
+	guest := b.guest()
+	if err := b.wait(ctx, guest); err != nil {
 		return nil, nil, err
 	}
-	m.put("/init", entry{mode: modeExec, from: guest})
+	m.put("/init", entry{mode: modeExec, from: guest.file})
 	return m, loaded, nil
 }

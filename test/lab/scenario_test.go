@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,6 +41,50 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		if s.check() == nil {
 			t.Errorf("%s: nothing was found", why)
 		}
+	}
+}
+
+// Light scenarios run side by side, the others alone and before them; all are counted.
+func TestPlayAll(t *testing.T) {
+	var todo []*scenario
+	for _, name := range []string{"light1", "alone1", "light2", "alone2", "light3"} {
+		todo = append(todo, &scenario{name: name, light: strings.HasPrefix(name, "light")})
+	}
+	var mu sync.Mutex
+	running, most := 0, map[bool]int{}
+	var order []string
+	two := make(chan struct{})
+	met := sync.OnceFunc(func() { close(two) })
+	passed, failures, tests := playAll(t.Context(), todo, func(s *scenario) (int, error) {
+		mu.Lock()
+		running++
+		most[s.light] = max(most[s.light], running)
+		order = append(order, s.name)
+		if s.light && running == lightsMax {
+			met()
+		}
+		mu.Unlock()
+		if s.name == "light1" {
+			<-two
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		running--
+		if s.name == "alone2" {
+			return 1, errors.New("it fails")
+		}
+		return 2, nil
+	})
+	if err := errors.Join(failures...); passed != 4 || err == nil || err.Error() != "alone2: FAILED: it fails" || tests != 9 {
+		t.Errorf("%d passed, %v, %d tests", passed, err, tests)
+	}
+	if most[false] != 1 || most[true] != lightsMax || !slices.Equal(order[:2], []string{"alone1", "alone2"}) {
+		t.Errorf("%v at once, in the order %v", most, order)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if passed, failures, _ := playAll(ctx, todo, func(*scenario) (int, error) { return 0, errors.New("called") }); passed+len(failures) > 0 {
+		t.Errorf("%d scenarios were played after the end", passed+len(failures))
 	}
 }
 
@@ -115,14 +161,15 @@ func TestReport(t *testing.T) {
 		err                string
 		shown              []string
 		hidden             []string
+		last               string // what is said again at the end
 	}{
 		{name: "passed", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", shown: []string{"a figure", "a size", "3 tests and parts of tests skipped that may: 2: no compiler; 1: no GPU\n"}, hidden: []string{"===", "TestA ", "exit status", "SKIP", "_test.go:7", "8: no compiler"}},
 		{name: "verbose", text: said + "headrace-lab: exit status 0\n", absent: "CUDA", verbose: true, shown: []string{"=== RUN", "PASS: TestA/sub", "SKIP: TestCUDA ", "cuda_test.go:7: no GPU", "3 tests and parts"}},
 		{name: "skipped", text: said + "headrace-lab: exit status 0\n", err: "3 skipped", shown: []string{"nothing may skip"}},
 		{name: "skipped below", text: "    --- SKIP: TestA/sub (0.0s)\r\nheadrace-lab: exit status 0\n", err: "1 skipped"},
-		{name: "failed", text: "--- FAIL: TestA (0.01s)\nheadrace-lab: exit status 1\n", err: "1 tests failed", shown: []string{"FAIL: TestA"}},
+		{name: "failed", text: "=== RUN   TestA\n=== RUN   TestA/b\n    a_test.go:3: wrong\n    a_test.go:4: level=INFO msg=x\n=== RUN   TestA/c\n    a_test.go:5: a figure\n--- FAIL: TestA (0.01s)\n    --- FAIL: TestA/b (0.00s)\n    --- PASS: TestA/c (0.00s)\n=== RUN   TestC\n    c_test.go:1: a size\n--- PASS: TestC (0.01s)\nFAIL\nheadrace-lab: exit status 1\n", err: "1 tests failed", shown: []string{"FAIL: TestA"}, last: "said last:\n--- FAIL: TestA (0.01s)\n    a_test.go:3: wrong\n    --- FAIL: TestA/b (0.00s)"},
 		{name: "failed, may skip", text: "=== RUN   TestCUDA\n    cuda_test.go:7: wrong\n--- FAIL: TestCUDA (0.01s)\nheadrace-lab: exit status 1\n", absent: "CUDA", err: "1 tests failed", shown: []string{"7: wrong\nvm2: --- FAIL: TestCUDA"}, hidden: []string{"skipped"}},
-		{name: "died, may skip", text: "=== RUN   TestCUDA\n    cuda_test.go:7: begun\npanic: x\nheadrace-lab: exit status 2\n", absent: "CUDA", err: "status 2", shown: []string{"panic: x", "7: begun"}},
+		{name: "died, may skip", text: "=== RUN   TestCUDA\n    cuda_test.go:7: begun\npanic: x\nheadrace-lab: exit status 2\n", absent: "CUDA", err: "status 2", shown: []string{"panic: x", "7: begun"}, last: "7: begun\npanic: x"},
 		{name: "command", text: "headrace-lab: exit status 3\n", err: "status 3"},
 		{name: "silent", text: "", err: "without a status"},
 		{name: "nothing", text: "testing: warning: no tests to run\nheadrace-lab: exit status 0\n", err: "ran no test"},
@@ -140,6 +187,9 @@ func TestReport(t *testing.T) {
 			r.end()
 			if err := r.err(); (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("error %v, want %q", err, c.err)
+			}
+			if err := r.err(); err != nil && !strings.HasSuffix(r.explain(err).Error(), c.last) {
+				t.Errorf("the end is %q, want %q", r.explain(err), c.last)
 			}
 			for _, s := range c.shown {
 				if !strings.Contains(out.String(), s) {

@@ -6,13 +6,14 @@ import "time"
 var scenarios = []*scenario{
 	{
 		name: "verbs", about: "the shim over libibverbs, and what it counts",
+		light:  true,
 		steps:  []step{{test: "./cgo"}, {test: "./internal/memfd", run: "Huge"}},
 		absent: "CUDA|GPU", // no GPU is emulated, and no C compiler there builds the stand-in for its driver
 	},
 	{
 		name: "rdma", about: "a channel over soft RoCE: conformance, canaries, forced fences",
-		timeout: 8 * time.Minute,                                 // the suite twice, writing and reading
-		steps:   []step{{test: "./rdma", skip: "Rails|OfAUser"}}, // the latter is the other process of a test
+		light: true, timeout: 30 * time.Minute, // the suite twice, writing and reading
+		steps: []step{{test: "./rdma", skip: "Rails|OfAUser"}}, // the latter is the other process of a test
 	},
 	{
 		name: "rails", about: "two rails: shares, ports that go down and come back, TCP as the last rail", rails: 2,
@@ -20,6 +21,7 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "transports", about: "the same conformance suite for the fake, shared memory and TCP, in the same machine",
+		light: true,
 		steps: []step{
 			{test: "./transfer/transporttest", run: "Conformance", short: true},
 			{test: "./transfer/shm", run: "Conformance", short: true},
@@ -28,12 +30,12 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "doctor", about: "broken hosts, and what `headrace doctor` says and does about them",
-		programs: []string{"busybox", "dash", "setcap"}, headrace: true,
+		programs: []string{"busybox", "dash", "setcap"}, headrace: true, light: true,
 		steps: []step{{test: "./test/broken", run: "BrokenHosts|FaultsAreTold"}},
 	},
 	{
 		name: "doctor-vf", about: "a card without its virtual functions, and what `headrace doctor` says and does about it",
-		rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"}, programs: []string{"busybox", "dash"},
+		light: true, rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"}, programs: []string{"busybox", "dash"},
 		qemu:  []string{"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1", "-netdev", "hubport,id=hub0,hubid=0", "-device", "igb,bus=port0,netdev=hub0,mac=52:54:00:01:00:01,romfile="},
 		env:   []string{"LAB_PF=eth0"},
 		steps: []step{{test: "./test/broken", run: "VirtualFunctions"}},
@@ -58,11 +60,11 @@ var scenarios = []*scenario{
 		name: "bench", about: "rates and latencies beside perftest (-args \"--part sizes --block 16384,65536 --rounds 7\")", rails: 2,
 		programs: []string{"ib_write_bw", "ib_read_bw", "ib_write_lat"}, headrace: true,
 		steps:   []step{{command: []string{"/bin/headrace", "bench", "transfer", "--transport", "rdma", "--region", "16MiB"}, args: []string{"--quick", "--part", "sizes,latency"}}},
-		timeout: 6 * time.Minute, // two on a machine of its own
+		timeout: 25 * time.Minute, // two on a machine of its own
 	},
 	{
 		name: "vf", about: "rails over SR-IOV virtual functions that the daemon makes of an emulated igb and puts back",
-		rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"},
+		light: true, rails: -1, emulates: "igb", headrace: true, modules: []string{"igb", "igbvf"},
 		qemu:  []string{"-device", "pcie-root-port,id=port0,bus=pcie.0,chassis=1,slot=1", "-netdev", "hubport,id=hub0,hubid=0", "-device", "igb,bus=port0,netdev=hub0,mac=52:54:00:01:00:01,romfile="},
 		setup: [][]string{{"ip", "link", "set", "eth0", "mtu", "2000", "up"}},
 		env:   []string{"LAB_PF=eth0"},
@@ -70,11 +72,11 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "twin", about: "the conformance suite of a channel between two machines, over RDMA and TCP",
-		machines: 2, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "Conformance"}},
+		machines: 2, timeout: 25 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "Conformance"}},
 	},
 	{
 		name: "wires", about: "transfers over wires that lose, delay, reorder, double and alter packets",
-		machines: 2, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
+		machines: 2, timeout: 25 * time.Minute, steps: []step{{test: "./test/lab/twin", run: "BadWires|Canaries"}},
 	},
 	{
 		name: "twin-rails", about: "two rails between two machines: late packets of a dead one, and a slow one",
@@ -82,6 +84,6 @@ var scenarios = []*scenario{
 	},
 	{
 		name: "served", about: "a model served by two machines, KV cache over RDMA: right answers, also when parts die",
-		machines: 2, headrace: true, timeout: 6 * time.Minute, steps: []step{{test: "./test/lab/served"}},
+		machines: 2, headrace: true, timeout: 25 * time.Minute, steps: []step{{test: "./test/lab/served"}},
 	},
 }

@@ -2,8 +2,11 @@ package vllm
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -71,8 +74,8 @@ func oneByOne(t *testing.T, s *scene, rs []stage.Request, exact bool) {
 }
 
 // eightAtOnce compares with answers one by one, and says how far the aggregated engine is from itself in the same way:
-// what a batch is made of is a matter of timing, and changes the last bits.
-func eightAtOnce(t *testing.T, s *scene, rs []stage.Request, what string) {
+// what a batch is made of is a matter of timing, and changes the last bits. It tells whether most requests were disaggregated.
+func eightAtOnce(t *testing.T, s *scene, rs []stage.Request, what string) bool {
 	wants := s.wants(t, rs)
 	salted := make([]stage.Request, len(rs))
 	for i, r := range rs {
@@ -88,11 +91,20 @@ func eightAtOnce(t *testing.T, s *scene, rs []stage.Request, what string) {
 	if pair > rounding {
 		t.Errorf("%s: logprobs differ by up to %.2g, want %.2g at most", what, pair, rounding)
 	}
-	if int(moved) < len(rs)*8/10 {
-		t.Errorf("%s: only %d of %d requests were disaggregated", what, moved, len(rs))
-	}
 	s.idle(t, 2*time.Second, what)
+	return int(moved) >= len(rs)*8/10
 }
+
+// pairAtOnce is eightAtOnce of requests that must be disaggregated.
+func pairAtOnce(t *testing.T, s *scene, rs []stage.Request, what string) {
+	if !eightAtOnce(t, s, rs, what) {
+		t.Errorf("%s: too few of %d requests were disaggregated", what, len(rs))
+	}
+}
+
+// behindTries is how often a stream is looked at before its events are judged: an engine's server that is behind its engine,
+// for want of processors, puts several tokens into one.
+const behindTries = 5
 
 // shapes asks in every form that clients use.
 func shapes(t *testing.T, s *scene) {
@@ -111,9 +123,42 @@ func shapes(t *testing.T, s *scene) {
 			if d, err := a.Differs(want); err != nil || d > 0 {
 				t.Errorf("form %d, stream %v: %v (logprobs %.2g)", i, stream, err, d)
 			}
-			if stream && a.Err == nil && a.Chunks < 10 {
-				t.Errorf("form %d: a stream of 20 tokens in %d chunks", i, a.Chunks)
+			for try := 1; stream && a.Err == nil && a.Chunks < 10; try++ {
+				if try == behindTries {
+					t.Errorf("form %d: a stream of 20 tokens in %d chunks, %d times in a row less than 10", i, a.Chunks, try)
+					break
+				}
+				a = s.ask(r)
 			}
+		}
+	}
+	sameBytes(t, s)
+}
+
+// sameBytes holds that the client sees nothing of what the router asks for on its own behalf.
+func sameBytes(t *testing.T, s *scene) {
+	own := regexp.MustCompile(`"(id|created)":("[^"]*"|[0-9]+),|,"system_fingerprint":"[^"]*"`)
+	for path, body := range map[string]string{
+		"/completions":      `{"model":%q,"prompt":"The mill race","max_tokens":12,"temperature":0,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`,
+		"/chat/completions": `{"model":%q,"messages":[{"role":"user","content":"Go on: the mill race"}],"max_tokens":12,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`,
+	} {
+		var said [2]string
+		for try := 0; try == 0 || try < behindTries && said[0] != said[1]; try++ {
+			for i, base := range []string{s.whole.URL(), s.URL()} {
+				resp, err := http.Post(base+path, "application/json", strings.NewReader(fmt.Sprintf(body, s.model)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				data, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				said[i] = own.ReplaceAllString(string(data), "")
+			}
+		}
+		if said[0] != said[1] || !strings.Contains(said[0], "[DONE]") {
+			t.Errorf("%s: the engine says\n%s\nthe router\n%s", path, said[0], said[1])
 		}
 	}
 }
@@ -184,17 +229,22 @@ func preempted(t *testing.T, s *scene, n int) {
 		}
 		return all
 	}
-	before := times()
-	var rs []stage.Request
-	for i := range n {
-		rs = append(rs, stage.Request{Model: s.model, Prompt: stage.Prompt(9000+i, 400+i%5*30), MaxTokens: 200})
+	// How many are really there at once is a matter of the machine: where it is busy, they may end before there are too many, or decode may have
+	// computed by itself: once it did all of them, and what the router went by was not seen.
+	for try := range 3 {
+		before := times()
+		var rs []stage.Request
+		for i := range n {
+			rs = append(rs, stage.Request{Model: s.model, Prompt: stage.Prompt(9000+100*try+i, 400+i%5*30), MaxTokens: 200})
+		}
+		most := eightAtOnce(t, s, rs, "8 at once with too few blocks")
+		after := times()
+		t.Logf("prefill preempted %.0f times, decode %.0f", after[0]-before[0], after[1]-before[1])
+		if most && after[1] > before[1] {
+			return
+		}
 	}
-	eightAtOnce(t, s, rs, "8 at once with too few blocks")
-	after := times()
-	t.Logf("prefill preempted %.0f times, decode %.0f", after[0]-before[0], after[1]-before[1])
-	if after[1] == before[1] {
-		t.Error("decode never preempted, this proves nothing")
-	}
+	t.Error("decode never preempted with KV that came from prefill, this proves nothing")
 }
 
 // control shows that the comparison would see wrong KV: it overwrites what decode has cached.
@@ -263,7 +313,7 @@ func TestTinyFloat32(t *testing.T) {
 	s := setUp(t, stage.UpConfig{Engine: "vllm", Config: stage.Config{Model: "tiny", DType: "float32", BatchTokens: 256, Blocks: 80}})
 	n := count(30, 12)
 	t.Run("one by one", func(t *testing.T) { oneByOne(t, s, prompts("tiny", 100, n, 24), false) })
-	t.Run("8 at once", func(t *testing.T) { eightAtOnce(t, s, prompts("tiny", 200, n, 24), "8 at once, in chunks of 256") })
+	t.Run("8 at once", func(t *testing.T) { pairAtOnce(t, s, prompts("tiny", 200, n, 24), "8 at once, in chunks of 256") })
 	t.Run("prefix hits", func(t *testing.T) { prefixes(t, s, count(9, 3)) })
 	t.Run("preemption", func(t *testing.T) { preempted(t, s, count(24, 8)) })
 	t.Run("control", func(t *testing.T) { control(t, s) })
@@ -274,7 +324,7 @@ func TestSmolLM2(t *testing.T) {
 	s := setUp(t, stage.UpConfig{Engine: "vllm", Config: stage.Config{Model: "smollm2", DType: "float32", Blocks: 512}})
 	n := count(30, 6)
 	t.Run("one by one", func(t *testing.T) { oneByOne(t, s, prompts("smollm2", 300, n, 8), false) })
-	t.Run("8 at once", func(t *testing.T) { eightAtOnce(t, s, prompts("smollm2", 400, n, 8), "8 at once") })
+	t.Run("8 at once", func(t *testing.T) { pairAtOnce(t, s, prompts("smollm2", 400, n, 8), "8 at once") })
 }
 
 // TestRanks has two ranks share the KV heads on both sides: each lends its own half.
@@ -283,7 +333,13 @@ func TestRanks(t *testing.T) {
 	if !full {
 		t.Skip("nine processes on two cores: runs under HEADRACE_FULL=1 (make proof)")
 	}
-	s := setUp(t, stage.UpConfig{Engine: "vllm", Config: stage.Config{Model: "tiny", Args: []string{"--tensor-parallel-size", "2"}}})
+	pause, err := filepath.Abs("env/pause")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := setUp(t, stage.UpConfig{Engine: "vllm", Config: stage.Config{
+		Model: "tiny", Args: []string{"--tensor-parallel-size", "2"}, Env: []string{"PYTHONPATH=" + pause},
+	}})
 	t.Run("one by one", func(t *testing.T) { oneByOne(t, s, prompts("tiny", 600, 10, 16), true) })
 	t.Run("aborts", func(t *testing.T) { aborts(t, s, 20) })
 }

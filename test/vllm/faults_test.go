@@ -1,11 +1,14 @@
 package vllm
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -30,8 +33,10 @@ func rightOrError(a, want *stage.Answer) error {
 	return nil
 }
 
-// aborts hangs up at random moments, several requests at a time.
+// aborts hangs up at random moments, several requests at a time: three of four by the clock, and one behind one of its tokens,
+// for on a slow machine the clock alone finds none that streams.
 func aborts(t *testing.T, s *scene, n int) {
+	s.right(t, 19999, "before any abort") // an engine's first step takes longer than what is asked of it here
 	r := rand.New(rand.NewPCG(3, 4))
 	early, streaming, whole := 0, 0, 0
 	var slowest time.Duration
@@ -40,11 +45,18 @@ func aborts(t *testing.T, s *scene, n int) {
 		var mu sync.Mutex
 		for i := range 4 {
 			request := stage.Request{Model: s.model, Prompt: stage.Prompt(20000+4*round+i, 40+r.IntN(1600)), MaxTokens: 60, Stream: true}
-			delay := time.Duration(r.IntN(500)) * time.Millisecond
+			delay, tokens := time.Duration(r.IntN(500))*time.Millisecond, request.MaxTokens+1
+			if i == 3 {
+				delay, tokens = time.Minute, 1+r.IntN(40)
+			}
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(s.ctx, delay)
 				defer cancel()
-				a := stage.Ask(ctx, s.URL(), request)
+				a := stage.AskWith(ctx, s.URL(), request, func(a *stage.Answer) {
+					if len(a.Tokens) >= tokens {
+						cancel()
+					}
+				})
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
@@ -224,16 +236,24 @@ func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 		}
 		seed := 40000 + 100*round + 1000*len(v.name)
 		var rs []stage.Request
-		for i, n := range []int{60, 400, 900, 1500} {
+		for i, n := range []int{60, 400, 1500} {
 			rs = append(rs, stage.Request{Model: s.model, Prompt: stage.Prompt(seed+i, n), MaxTokens: 150, Stream: true})
 		}
+		// A chat goes on as a completion, and one with log probabilities is told again.
+		chat := fmt.Sprintf("Go on, %d: ", seed) + strings.Repeat("the mill race brings water from the weir to the wheel. ", 12)
+		rs = append(rs, stage.Request{Model: s.model, Chat: chat, MaxTokens: 150, Stream: true, More: map[string]any{"logprobs": nil, "top_logprobs": nil}},
+			stage.Request{Model: s.model, Chat: "And " + chat, MaxTokens: 100, Stream: true})
 		wants := s.wants(t, rs)
 		answers := make([]*stage.Answer, len(rs))
 		var wg sync.WaitGroup
 		first := make(chan struct{}, 1)
+		begun := []int{25, 1}[round%2] // tokens of the one that is ahead: the others are in all phases
 		for i, r := range rs {
 			wg.Go(func() {
-				answers[i] = stage.AskWith(s.ctx, s.URL(), r, func(*stage.Answer) {
+				answers[i] = stage.AskWith(s.ctx, s.URL(), r, func(a *stage.Answer) {
+					if len(a.Tokens) < begun {
+						return
+					}
 					select {
 					case first <- struct{}{}:
 					default:
@@ -249,20 +269,21 @@ func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 			}
 		}
 		wg.Wait()
-		failed := 0
-		for i, a := range answers {
-			if err := rightOrError(a, wants[i]); err != nil {
-				t.Errorf("kill -9 of %s, round %d, request %d: %v", v.name, round, i, err)
-			}
-			if a.Err != nil {
-				failed++
-				t.Logf("kill -9 of %s, round %d, request %d: behind %d tokens: %v", v.name, round, i, len(a.Tokens), a.Err)
-			}
-			if a.Err != nil && (len(a.Tokens) == 0 || v.alive == "") {
-				t.Errorf("kill -9 of %s, round %d, request %d ended with an error where nobody had to: %v", v.name, round, i, a.Err)
+		for i, a := range answers { // whoever died, somebody could go on
+			if _, err := a.Differs(wants[i]); err != nil {
+				t.Errorf("kill -9 of %s, round %d, request %d, behind %d tokens: %v", v.name, round, i, len(a.Tokens), err)
 			}
 		}
 		ended := time.Since(killed)
+		if v.alive == "" { // both engines live: what is lost is computed again
+			alone := time.Duration(0)
+			for _, want := range wants {
+				alone += want.Took
+			}
+			if ended > alone+stallLimit {
+				t.Errorf("kill -9 of %s, round %d: the last answer came %.1f s behind it, the aggregated engine computes all in %.1f s", v.name, round, ended.Seconds(), alone.Seconds())
+			}
+		}
 		if v.alive != "" {
 			other, err := s.Engine(v.alive)
 			if err != nil {
@@ -278,21 +299,37 @@ func kills(t *testing.T, s *scene, v victim, rounds int, limit time.Duration) {
 		whole := time.Since(killed)
 		s.idle(t, max(5*time.Second, limit), "after kill -9 of "+v.name)
 		s.right(t, seed+50, "after kill -9 of "+v.name)
-		broken := "none broke off"
-		if failed > 0 {
-			broken = fmt.Sprintf("%d broke off behind their first content with an error", failed)
-		}
-		t.Logf("kill -9 of %s, round %d: of %d streams %d are whole and right, %s; the last ended %.1f s behind the kill; whole again after %.0f s",
-			v.name, round, len(rs), len(rs)-failed, broken, ended.Seconds(), whole.Seconds())
+		t.Logf("kill -9 of %s, round %d: %d streams are whole and right, moved: %s; the last ended %.1f s behind the kill; whole again after %.0f s",
+			v.name, round, len(rs), s.migrations(t), ended.Seconds(), whole.Seconds())
 		if t.Failed() {
 			return
 		}
 	}
 }
 
+// migrations is how many streams the router has moved so far, in its own words.
+func (s *scene) migrations(t *testing.T) string {
+	t.Helper()
+	resp, err := http.Get(strings.TrimSuffix(s.URL(), "/v1") + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var all []string
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "headrace_router_migrations_total"); ok {
+			all = append(all, rest)
+		}
+	}
+	if all == nil {
+		return "none"
+	}
+	return strings.Join(all, ", ")
+}
+
 // stallLimit is what a request may take longer than its computing when a daemon is killed: much less than the 30 s that decode
 // would wait for a prefill that never comes, and more than a busy machine adds.
-const stallLimit = 12 * time.Second
+const stallLimit = 10 * time.Second
 
 // hits kills a daemon and sends a request at once, or the other way round: decode is not to wait for KV that was lost with it.
 func hits(t *testing.T, s *scene, rounds int) {
@@ -312,7 +349,10 @@ func hits(t *testing.T, s *scene, rounds int) {
 		ask := func() { answered <- s.ask(r) }
 		if delay > 0 {
 			go ask()
-			time.Sleep(delay) // it is to be under way: whatever it has come to is a case
+			select { // it is to be under way: whatever it has come to is a case
+			case <-time.After(delay):
+			case <-s.ctx.Done():
+			}
 		}
 		if err := syscall.Kill(node.PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -328,6 +368,19 @@ func hits(t *testing.T, s *scene, rounds int) {
 			role, delay, a.First.Seconds(), a.Took.Seconds(), want.Took.Seconds(), a.Err)
 		if slowest = max(slowest, a.Took); a.Took > 2*want.Took+stallLimit {
 			t.Errorf("kill -9 of the daemon of %s: the answer took %.1f s, the aggregated engine's %.1f s", role, a.Took.Seconds(), want.Took.Seconds())
+		}
+		if err := stage.Poll(s.ctx, time.Minute, func() error { // the answer may be here before anybody has noticed
+			next, err := s.Node(role)
+			if err != nil {
+				return err
+			}
+			w, err := s.Worker(role)
+			if err == nil && (next.PID == node.PID || w.NodeData != next.DataAddr) {
+				err = fmt.Errorf("the daemon of %s is %d at %s, %d was killed; the engine has the one at %s", role, next.PID, next.DataAddr, node.PID, w.NodeData)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
 		}
 		if err := s.Whole(s.ctx, 3*time.Minute); err != nil {
 			t.Fatal(err)

@@ -20,7 +20,7 @@ func TestVersionSkew(t *testing.T) {
 		{0, versionMin - 1, "upgrade node old"},
 	} {
 		near, far := net.Pipe()
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(20 * time.Second)
 		_, _ = near.SetDeadline(deadline), far.SetDeadline(deadline)
 		accepted := make(chan error, 1)
 		from := "new"

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ func (s *server) serveAdmin(l net.Listener) *admin {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.status()) })
+	mux.HandleFunc("GET /debug/leases/{ticket}", s.leaseCourses)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics.registry(s), promhttp.HandlerOpts{}))
 	if s.cfg.Debug {
 		s.addDebug(mux)
@@ -64,6 +66,21 @@ type Status struct {
 
 func (s *server) status() Status {
 	return Status{Status: s.snapshot(), PID: os.Getpid(), Build: s.cfg.Build, Telemetry: s.tel.Status(), Predecessor: s.before.Load()}
+}
+
+// leaseCourses answers with what happened to the leases of a ticket, which is named by its nonce in hex.
+func (s *server) leaseCourses(w http.ResponseWriter, r *http.Request) {
+	b, err := hex.DecodeString(r.PathValue("ticket"))
+	if err != nil || len(b) != 16 {
+		http.Error(w, "a ticket's nonce is 32 hex digits", http.StatusBadRequest)
+		return
+	}
+	list := s.eng.Courses([16]byte(b))
+	if len(list) == 0 {
+		http.Error(w, "no lease of this ticket is remembered: it was never presented here, or others ended since", http.StatusNotFound)
+		return
+	}
+	writeJSON(w, list)
 }
 
 func (a *admin) close() error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/headrace/headrace/transfer"
@@ -73,6 +74,12 @@ type Ready struct {
 	Admin    string `json:"admin"`
 }
 
+// Validate says what cannot be of a configuration, before anything is opened.
+func (c Config) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
 func (c Config) withDefaults() (Config, error) {
 	if c.NodeID == "" {
 		return c, errors.New("configure node daemon: the node id is empty")
@@ -85,6 +92,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if _, err := transfer.ParseChecksum(c.Checksum); err != nil {
 		return c, fmt.Errorf("configure node daemon: %w", err)
+	}
+	if err := transfer.CheckWays(c.Method, c.Lanes); err != nil {
+		return c, fmt.Errorf("configure node daemon: %w", err)
+	}
+	if len(c.Transports) == 0 && !slices.Contains([]string{"", "auto", "tcp", "shm", "rdma"}, c.Transport) {
+		return c, fmt.Errorf("configure node daemon: transport %q: use auto, tcp, shm or rdma", c.Transport)
 	}
 	if c.Telemetry == "" {
 		c.Telemetry = string(telemetry.Off)

@@ -36,7 +36,15 @@ type nodeConfig struct {
 	Takeover               bool
 	Admin                  string
 	DrainTimeout           time.Duration
+	Silence                time.Duration // patient, for a machine may stop whom it likes for a while
 }
+
+const (
+	// patient is the silence of those that are not to be given up.
+	patient = 20 * time.Second
+	// prompt is the product's own, for tests in which somebody is.
+	prompt = 2500 * time.Millisecond
+)
 
 func (c nodeConfig) socket() string { return filepath.Join(c.Dir, c.NodeID+".sock") }
 
@@ -47,7 +55,10 @@ func (c nodeConfig) config(ready func(node.Ready)) node.Config {
 	if c.Admin != "" {
 		cfg.Admin = c.Admin
 	}
-	cfg.Takeover, cfg.DrainTimeout = c.Takeover, c.DrainTimeout
+	cfg.Takeover, cfg.DrainTimeout, cfg.Silence = c.Takeover, c.DrainTimeout, patient
+	if c.Silence != 0 {
+		cfg.Silence = c.Silence
+	}
 	if c.Transport != "shm" {
 		cfg.Listen = "127.0.0.1:0"
 	}
@@ -91,7 +102,7 @@ func TestMain(m *testing.M) {
 // leaked gives the goroutines of ours that do not end.
 func leaked() string {
 	http.DefaultClient.CloseIdleConnections()
-	for deadline := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
+	for deadline := time.Now().Add(20 * time.Second); ; runtime.Gosched() {
 		left := ""
 		for _, g := range strings.Split(stacks(), "\n\n") {
 			if strings.Contains(g, "headrace/transfer") && !strings.Contains(g, "TestMain") {
@@ -275,7 +286,7 @@ func newEngine(t *testing.T, socket, id string, l transfer.Layout) *engine {
 func attachEngine(t *testing.T, socket, id string, l transfer.Layout, mem *memfd.Memory) *engine {
 	t.Helper()
 	e := &engine{t: t, id: id, layout: l, mem: mem, events: make(map[[16]byte]chan transfer.Event)}
-	c, err := nodeclient.Dial(t.Context(), socket, nodeclient.Options{EngineID: id, OnEvent: e.event})
+	c, err := nodeclient.Dial(t.Context(), socket, nodeclient.Options{EngineID: id, OnEvent: e.event, Silence: patient})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node"
 	"github.com/headrace/headrace/transfer/node/nodeclient"
@@ -105,7 +106,7 @@ func TestLastPartialBlock(t *testing.T) {
 func TestRefusedRegions(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
 	e := newEngine(t, r.Socket, "e", testLayout())
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	raw := func(seals int) int {
 		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		if err != nil {
@@ -163,15 +164,7 @@ func TestRefusedRegions(t *testing.T) {
 	if err := e.RemoveRegion(t.Context(), e.region); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "descriptors closed", func() bool { return openFDs(t) <= before })
-}
-
-func openFDs(t *testing.T) int {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
+	eventually(t, "descriptors closed", func() bool { return leaktest.Descriptors(t) <= before })
 }
 
 // refusedAt presents an attempt that must come to nothing: at once, or by an event.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/transfer/node/wire"
 	"golang.org/x/sys/unix"
 )
@@ -136,7 +137,7 @@ func TestHello(t *testing.T) {
 // Requests that make no sense are refused, and the connection lives on: frames are not lost.
 func TestMalformedRequests(t *testing.T) {
 	r := startNode(t, nodeConfig{NodeID: "node-a", Transport: "shm"})
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	c := rawDial(t, r.Socket)
 	c.hello("e", 2, 2)
 	c.expect(wire.TypeHelloOK)
@@ -179,7 +180,7 @@ func TestMalformedRequests(t *testing.T) {
 		t.Errorf("pong %d", m.Value)
 	}
 	_ = c.Close()
-	eventually(t, "descriptors closed", func() bool { return openFDs(t) <= before })
+	eventually(t, "descriptors closed", func() bool { return leaktest.Descriptors(t) <= before })
 }
 
 // Where frames are lost the connection ends, with the reason.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/memfd"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node"
@@ -114,7 +115,7 @@ func TestLeavingWhileRegistering(t *testing.T) {
 		failed <- err
 	}()
 	<-s.began
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
@@ -131,5 +132,5 @@ func TestLeavingWhileRegistering(t *testing.T) {
 	if err != nil || len(st.Engines) != 1 || len(st.Engines[0].Regions) != 0 {
 		t.Errorf("%+v, %v", st.Engines, err)
 	}
-	eventually(t, "descriptors closed", func() bool { return openFDs(t) <= before })
+	eventually(t, "descriptors closed", func() bool { return leaktest.Descriptors(t) <= before })
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/memfd"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/nodeclient"
@@ -101,7 +102,7 @@ func TestRingRefused(t *testing.T) {
 	if err := unix.Ftruncate(unsealed, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	setup := wire.SetupRing{Submissions: 4, Completions: 8}
 	mem, bell, own := r.mem.FD(), r.bell, r.ownBell
 	for i, x := range []struct {
@@ -127,7 +128,7 @@ func TestRingRefused(t *testing.T) {
 		c.send(2, 0, uint64(10+i), x.m, x.fds...)
 		c.refused(uint64(10+i), x.code, x.want)
 	}
-	eventually(t, "descriptors closed", func() bool { return openFDs(t) <= before })
+	eventually(t, "descriptors closed", func() bool { return leaktest.Descriptors(t) <= before })
 	c.send(2, 0, 40, setup, r.fds()...)
 	c.expect(wire.TypeOK)
 	c.send(2, 0, 41, setup, r.fds()...)

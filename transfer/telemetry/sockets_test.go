@@ -253,17 +253,23 @@ func TestBytesAndRetransmissionsAgreeWithTCPInfoUnderLoss(t *testing.T) {
 				gauge transfer.Gauge
 				end   func()
 			}{{"dialled", p.dialled, p.near, p.endNear}, {"accepted", p.accepted, p.far, p.endFar}}
-			for _, e := range ends {
-				want, err := tcpInfo{flowOf(t, e.conn).Socket}.read()
-				if err != nil {
+			var said [2]counts // before either end closes
+			for i, e := range ends {
+				var err error
+				if said[i], err = (tcpInfo{flowOf(t, e.conn).Socket}).read(); err != nil {
 					t.Fatal(err)
 				}
+			}
+			for i, e := range ends {
+				want := said[i]
 				w := e.gauge.Wire()
 				if w.Source != sourceEBPF {
 					t.Fatalf("the %s end is measured by %s: %s", e.name, w.Source, w.Why)
 				}
 				within(t, e.name+": bytes sent", w.SentBytes, want.sentBytes, 0.05)
-				within(t, e.name+": bytes received", w.ReceivedBytes, want.receivedBytes, 0.05)
+				// The programs count what came twice as often as it came, the kernel once; not all that is sent again does come twice.
+				// Without a loss it all does: a receiver that gets no processor is sent again what it has.
+				within(t, e.name+": bytes received", w.ReceivedBytes, min(max(w.ReceivedBytes, want.receivedBytes), want.receivedBytes+said[1-i].againBytes), 0.05)
 				within(t, e.name+": packets sent", w.SentPackets, want.sentPackets, 0.05)
 				within(t, e.name+": packets received", w.ReceivedPackets, want.receivedPackets, 0.05)
 				within(t, e.name+": bytes sent again", w.RetransmittedBytes, want.againBytes, 0.05)

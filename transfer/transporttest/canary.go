@@ -73,19 +73,28 @@ func ForcedCanaries(t *testing.T, f Factory) {
 	}
 }
 
+// revokeTurns is how often somebody has to be woken for a revoke, one after the other: the engine's loop, the completions' reader, the
+// other end's two, and the waiter for the event.
+const revokeTurns = 5
+
 // Cancels cancels transfers in flight and wants every block back within a time, at both ends: from the call that revokes to
 // the event that gives the blocks back. It says how long that took. One in fifty may be later, and of three runs one must keep
-// to that: other programs run on the host of an emulated machine, and what is late by itself is late in all three.
+// to that: other programs run on the host of an emulated machine, and what is late by itself is late in all three. How late the
+// machine wakes who waits is measured meanwhile, and given to each of the turns that a revoke takes.
 func Cancels(t *testing.T, f Factory, within time.Duration) {
 	for try := 1; ; try++ {
 		c := canaryRun{rounds: canaryRounds(), cancels: canaryRounds(), before: (*Pair).reopen}
+		stop := wakes()
 		c.run(t, f, Options{})
+		late := stop()
+		t.Logf("of those who waited for a time, one in fifty was woken more than %v late", late.Round(10*time.Microsecond))
+		within := within + revokeTurns*late
 		near, far := judgeLate(t, "the end that revokes", c.near, within), judgeLate(t, "the other end", c.far, within)
 		if near && far || t.Failed() {
 			return
 		}
 		if try == 3 {
-			t.Errorf("in %d of %d runs more than one in fifty came back later than after %v", try, try, within)
+			t.Errorf("in %d of %d runs more than one in fifty came back later than after %v, the last one", try, try, within)
 			return
 		}
 	}
@@ -135,15 +144,7 @@ func (q *Request) try(t *testing.T) (settled bool) {
 	if q.PLease, err = p.P.Client.Present(transfer.PresentReq{Ticket: q.Raw, Peer: p.Addr, Regions: p.P.Regions, Tokens: q.Tokens, Blocks: q.Src}); err != nil {
 		return false
 	}
-	for len(p.D.Events(nonce)) == 0 {
-		for _, ev := range p.P.Events(nonce) {
-			if ev.Kind == transfer.EventEnded || ev.Kind == transfer.EventRefused {
-				return false
-			}
-		}
-		runtime.Gosched()
-	}
-	if q.DLease, err = p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, Blocks: q.Dst}); err != nil {
+	if !q.bindInTime() {
 		return false
 	}
 	for layer := range p.P.Layout.Layers {
@@ -166,7 +167,7 @@ func canaries(t *testing.T, f Factory, o Options, rounds int) {
 // canaryRun is rounds of cancels, each of which begins with before, and what came of them.
 type canaryRun struct {
 	rounds    int
-	cancels   int // at least so many of them are to come in flight, if twice the rounds are enough for that
+	cancels   int // at least so many of them are to come in flight, if twice the rounds are enough for that; a quarter in any case
 	before    func(*Pair, *testing.T, *rand.Rand) []uint32
 	forced    uint64          // fences made by force
 	near, far []time.Duration // from the call that revokes to the end of the lease, at this end and at the other
@@ -178,7 +179,7 @@ func (c *canaryRun) run(t *testing.T, f Factory, o Options) {
 	p := NewPair(t, f, o)
 	var cancelled, settled int
 	var earlier []*Request // fenced: their blocks must keep their canaries until they are used again
-	for i := 0; i < c.rounds || cancelled < c.cancels && i < 2*c.rounds; i++ {
+	for i := 0; i < c.rounds || cancelled < c.cancels && i < 2*c.rounds || fewInFlight(cancelled, i, c.rounds); i++ {
 		earlier = withoutBlocks(earlier, c.before(p, t, r))
 		q := p.NewRequest(r, uint32(200+r.IntN(300)), 0, patience)
 		earlier = withoutBlocks(earlier, q.Dst)
@@ -202,6 +203,10 @@ func (c *canaryRun) run(t *testing.T, f Factory, o Options) {
 	}
 	p.Close(t)
 }
+
+// fewInFlight tells whether another round is due behind done of them: how many transfers are still in flight when their cancel
+// comes is a matter of the machine, and a quarter of the rounds must be.
+func fewInFlight(cancelled, done, rounds int) bool { return cancelled < rounds/4 && done < 8*rounds }
 
 // note keeps how long the blocks of a lease that did not settle took to come back.
 func (c *canaryRun) note(t *testing.T, q *Request, began time.Time, near, far *Side) {

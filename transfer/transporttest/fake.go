@@ -41,6 +41,7 @@ type Fake struct {
 	Depth    int  // pieces under way on a lane; 0 means 4
 	Faults   Faults
 	Late     time.Duration // of Delay; 0 means 2 ms
+	Stalled  func()        // called when a piece lies half written and waits; may be nil
 
 	mu      sync.Mutex
 	waiting map[[16]byte]*fakeMeeting
@@ -443,6 +444,9 @@ func (x *fakeLane) flip(b *byte, landing *transfer.Landing) {
 
 // stall waits for what ends a stalled piece.
 func (x *fakeLane) stall(w *transfer.Write, landing *transfer.Landing) error {
+	if x.link.f.Stalled != nil {
+		x.link.f.Stalled()
+	}
 	if x.link.f.OneSided {
 		<-x.dead
 		return errFakeDead

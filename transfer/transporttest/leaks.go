@@ -1,23 +1,24 @@
 package transporttest
 
 import (
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/headrace/headrace/internal/leaktest"
 )
 
 // CheckLeaks is called at the start of a test; what it returns, at the end: goroutines of this module and descriptors that
 // were not there before fail the test, unless they go away soon.
 func CheckLeaks(t testing.TB) func() {
 	t.Helper()
-	goroutines, fds := ours(), descriptors(t)
+	goroutines, fds := ours(), leaktest.Descriptors(t)
 	return func() {
 		t.Helper()
 		deadline := time.Now().Add(patience)
 		for {
-			g, d := ours(), descriptors(t)
+			g, d := ours(), leaktest.Descriptors(t)
 			if len(g) <= len(goroutines) && d <= fds {
 				return
 			}
@@ -42,12 +43,4 @@ func ours() []string {
 		}
 	}
 	return out
-}
-
-func descriptors(t testing.TB) int {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatalf("list descriptors: %v", err)
-	}
-	return len(entries)
 }

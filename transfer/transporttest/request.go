@@ -105,25 +105,29 @@ func (q *Request) Present(t testing.TB, meta []byte) {
 func (q *Request) Bind(t testing.TB) {
 	t.Helper()
 	q.Pair.D.Wait(t, q.Ticket.Nonce, transfer.EventPresented)
-	id, err := q.Pair.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: q.Pair.D.Regions, FirstToken: q.FirstToken, Blocks: q.Dst})
-	if err != nil {
+	if err := q.bind(); err != nil {
 		t.Fatalf("bind: %v", err)
 	}
-	q.DLease = id
 }
 
-// bindInTime waits until the ticket is presented and binds it; false when its deadline came first.
+func (q *Request) bind() (err error) {
+	d := q.Pair.D
+	q.DLease, err = d.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: d.Regions, FirstToken: q.FirstToken, Blocks: q.Dst})
+	return err
+}
+
+// bindInTime waits until the ticket is presented and binds it; false when the lease ended first.
 func (q *Request) bindInTime() bool {
 	p, nonce := q.Pair, q.Ticket.Nonce
 	for len(p.D.Events(nonce)) == 0 {
-		if len(p.P.Events(nonce)) > 0 {
-			return false
+		for _, ev := range p.P.Events(nonce) {
+			if ev.Kind == transfer.EventEnded || ev.Kind == transfer.EventRefused {
+				return false
+			}
 		}
 		runtime.Gosched()
 	}
-	var err error
-	q.DLease, err = p.D.Client.Bind(transfer.BindReq{Ticket: q.Raw, Regions: p.D.Regions, FirstToken: q.FirstToken, Blocks: q.Dst})
-	return err == nil
+	return q.bind() == nil
 }
 
 // PushAll pushes every layer on its own, every second one perhaps in this goroutine, and gives the record.

@@ -486,6 +486,7 @@ func testRevokeHeldAtPause(t *testing.T, f Factory) {
 					}
 				}
 				holds.ReleaseAll()
+				p.reopen(t, NewRand())                          // what a fence has forced may have been the channel's last lane
 				q2 := p.NewRequest(NewRand(), 900, 0, patience) // the channel still works
 				q2.Present(t, nil)
 				q2.Bind(t)

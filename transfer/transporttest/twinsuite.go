@@ -172,7 +172,7 @@ func TwinCanaries(t *testing.T, m *Machines, o StartOrder, rounds int) (cancelle
 	typical := max(m.Carry(0, SendOrder{Tokens: 400}), m.Carry(1, SendOrder{Tokens: 400}))
 	r := NewRand()
 	settled := 0
-	for i := range rounds {
+	for i := 0; i < rounds || fewInFlight(cancelled, i, rounds); i++ {
 		if twinCancel(m, r, i%2, typical) {
 			settled++
 		} else {

@@ -68,13 +68,15 @@ type Request struct {
 	// Resume are tokens the client has been given already. They follow Prompt in the context, and sampling goes on at
 	// the position behind them. They are never all there is to give: a complete Resume does not reach the engine.
 	Resume []int32
+	// Movable: whoever reads the answer understands EventHandoff behind any token.
+	Movable bool
 }
 
 // EventKind says which fields of a TokenEvent mean something.
 type EventKind uint8
 
 // What an engine says of a request, in the order it happens. Exactly one of the ends comes last, then the channel is
-// closed: EventToken with Finish, EventFinish, EventSettled (prefill), EventFailed, or none after ctx was cancelled.
+// closed: EventToken with Finish, EventFinish, EventSettled (prefill, and who has moved), EventFailed, or none after ctx was cancelled.
 const (
 	// EventToken is a sampled token: Token, and Finish when it is the last one. An end token is announced too.
 	EventToken EventKind = iota
@@ -84,14 +86,17 @@ const (
 	EventPrior
 	// EventPhase is for those who watch: Phase.
 	EventPhase
-	// EventHandoff (prefill): token one was sent, the decode side goes on.
+	// EventHandoff (prefill): token one was sent, the decode side goes on. Of a request that moves: this one makes no more
+	// tokens for now, another worker goes on.
 	EventHandoff
-	// EventSettled (prefill): all KV has arrived at the decode side.
+	// EventSettled (prefill, and who moves): all KV has arrived at the decode side.
 	EventSettled
 	// EventFailed: this worker cannot go on, another may: Reason.
 	EventFailed
 	// EventPrompt comes before the first token when PromptLogprobs was asked for: Prompt has an entry a token.
 	EventPrompt
+	// EventStays: a request that was to move goes on here after all: Reason.
+	EventStays
 )
 
 // Phases of a request.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -416,5 +417,36 @@ func TestConnectionsHaveNoDelay(t *testing.T) {
 	}
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// An engine that lets a request go because its client has left has not failed it, whichever of the two is seen first.
+func TestLeavingIsNoFailure(t *testing.T) {
+	var log bytes.Buffer // the handler writes one record at a time
+	t.Cleanup(func() {   // behind the server's end
+		if said := log.String(); strings.Contains(said, "failed") {
+			t.Error(said)
+		}
+	})
+	h := start(t, &fakeEngine{play: func(ctx context.Context, _ *Request, send func(TokenEvent)) {
+		send(TokenEvent{Token: 'a'})
+		<-ctx.Done()
+	}}, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	for range 50 {
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url+"/v1/completions", strings.NewReader(`{"model":"tiny","prompt":"x","stream":true,"max_tokens":9}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := h.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		resp.Body.Close()
+		<-h.engine.canceled
 	}
 }

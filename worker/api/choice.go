@@ -91,7 +91,7 @@ func (c *choice) take(spare []TokenEvent) []TokenEvent {
 			return events
 		}
 	}
-	if closed {
+	if closed && c.o.ctx.Err() == nil { // else the engine has let go of it because the client has
 		c.o.fail("the engine stopped without an end")
 	}
 	return events
@@ -115,6 +115,9 @@ func (c *choice) step(ev *TokenEvent) {
 	case EventHandoff:
 		c.handedOff = true
 		c.o.comment("handoff", "")
+	case EventStays:
+		c.handedOff = false
+		c.o.comment("stays", ev.Reason)
 	case EventSettled:
 		c.o.comment("settled", "")
 		c.o.ended = true

@@ -172,6 +172,7 @@ func (s *Server) addLeg(er *Request, kv *openai.KVParams) *openai.Error {
 	case openai.RoleDecode:
 		er.Role = RoleDecode
 	}
+	er.Movable = true
 	er.Choice = kv.Choice
 	er.Ticket, er.Peer, er.Resume = kv.Ticket, kv.Peer, kv.Resume
 	er.Sampling.Seed = kv.Seed

@@ -104,6 +104,32 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
+// drainMax is how long requests may go on once Run's context has ended: the router has drained before, so what is left belongs
+// to somebody who did not ask it.
+const drainMax = 2 * time.Second
+
+// Run answers on a listener until ctx ends, and a little longer what is under way, or until the listener breaks. It calls ready,
+// where there is one, once it serves.
+func (s *Server) Run(ctx context.Context, l net.Listener, ready func()) error {
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	if ready != nil {
+		ready()
+	}
+	select {
+	case err := <-served:
+		return err
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainMax)
+	defer cancel()
+	err := s.Shutdown(drain)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = nil // what did not end in time was cut off, which is what was announced
+	}
+	return errors.Join(err, <-served)
+}
+
 // Serve answers on a listener until Shutdown. TCP connections have TCP_NODELAY set: Go does that by itself, and a test
 // holds it, because a stream without it stalls for 40 ms a token.
 func (s *Server) Serve(l net.Listener) error {
@@ -139,10 +165,11 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /v1/models/{id...}", s.oneModel)
 	mux.HandleFunc("POST /tokenize", s.tokenize)
 	mux.HandleFunc("POST /detokenize", s.detokenize)
+	mux.HandleFunc("POST "+openai.PathMove, s.move)
 	mux.HandleFunc("GET /health", s.health)
 	mux.HandleFunc("GET /status", s.status)
 	mux.Handle("GET /metrics", s.metrics.handler())
-	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/models", "/health", "/status", "/metrics"} {
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", openai.PathMove, "/v1/models", "/health", "/status", "/metrics"} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			writeError(w, openai.MethodNotAllowed(r.Method, r.URL.Path))
 		})

@@ -20,11 +20,13 @@ type hub struct {
 	mu     sync.Mutex
 	leases map[nonce]*hubLease
 	hold   chan struct{} // when not nil, pushes wait for it
+	lose   bool          // records do not arrive
 	d, p   *hubEnd
 	copied int // tokens times layers
 }
 
 type hubLease struct {
+	nonce    nonce
 	src, dst []uint32
 	tokens   int
 	first    int             // token
@@ -91,7 +93,7 @@ func (x *hubEnd) Present(_ context.Context, r transfer.PresentReq) (transfer.Lea
 		x.onEvent(transfer.Event{Kind: transfer.EventRefused, Nonce: tk.Nonce, Reason: "revoked before it was presented"})
 		return 1, nil
 	}
-	x.h.leases[tk.Nonce] = &hubLease{src: r.Blocks, tokens: int(r.Tokens), landed: map[[2]int]bool{}}
+	x.h.leases[tk.Nonce] = &hubLease{nonce: tk.Nonce, src: r.Blocks, tokens: int(r.Tokens), landed: map[[2]int]bool{}}
 	x.h.d.onEvent(transfer.Event{Kind: transfer.EventPresented, Nonce: tk.Nonce, Tokens: r.Tokens, Meta: r.Meta})
 	return 1, nil
 }
@@ -123,7 +125,7 @@ func (h *hub) byID() []*hubLease {
 	return out
 }
 
-func (x *hubEnd) Push(_ context.Context, _ transfer.LeaseID, units []transfer.Unit, _ uint64) error {
+func (x *hubEnd) Push(_ context.Context, _ transfer.LeaseID, units []transfer.Unit, seq uint64) error {
 	if x.dead() {
 		return errGone
 	}
@@ -135,6 +137,9 @@ func (x *hubEnd) Push(_ context.Context, _ transfer.LeaseID, units []transfer.Un
 	for _, l := range x.h.byID() {
 		for _, u := range units {
 			x.h.copyUnit(l, u)
+		}
+		if seq != 0 {
+			x.onEvent(transfer.Event{Kind: transfer.EventPushed, Nonce: l.nonce, Seq: seq})
 		}
 		x.h.trySettle(l)
 	}
@@ -161,6 +166,9 @@ func (x *hubEnd) Handoff(_ context.Context, _ transfer.LeaseID, record []byte) e
 	x.h.mu.Lock()
 	defer x.h.mu.Unlock()
 	for _, l := range x.h.byID() {
+		if x.h.lose {
+			continue
+		}
 		l.record = record
 		x.h.trySettle(l)
 	}

@@ -27,11 +27,16 @@ type lease struct {
 	conn   *conn
 	ticket []byte
 	nonce  nonce
+	peer   string // whom it was presented for, where this side gives
 	state  leaseState
 	id     transfer.LeaseID
 	first  int  // blocks before this one are at D already
 	parked bool // idle because the daemon gives way: to be presented to its successor
 	pushed int  // leading blocks that were submitted for every layer
+	gives  bool // this side has the KV
+	moves  bool // of a request that decodes here and is to go on elsewhere, see Move
+	tokens int  // whose KV goes over, where this side gives it
+	landed bool // what moves has arrived
 }
 
 // presentation is P's word that it has begun, held until the router's request for it arrives.
@@ -67,8 +72,9 @@ func (e *Engine) admitLeg(s *seq) {
 	if p := e.presented[tk.Nonce]; p != nil {
 		c = p.conn // the daemon that has the presentation binds it, though another may have taken its place since
 	}
-	s.lease = &lease{conn: c, ticket: s.req.Ticket, nonce: tk.Nonce}
-	s.timer = time.AfterFunc(time.Until(deadline), func() { e.q.post(func() { e.expire(s) }) })
+	l := &lease{conn: c, ticket: s.req.Ticket, nonce: tk.Nonce, gives: s.isPrefillLeg(), tokens: s.context}
+	s.lease = l
+	s.timer = time.AfterFunc(time.Until(deadline), func() { e.q.post(func() { e.expire(s, l) }) })
 	e.byNonce[tk.Nonce] = s
 	if s.isPrefillLeg() {
 		e.waiting = append(e.waiting, s)
@@ -79,23 +85,16 @@ func (e *Engine) admitLeg(s *seq) {
 	s.phase(api.PhaseQueued)
 }
 
-// expire ends a wait for a peer. A request that decodes by itself is past it.
-func (e *Engine) expire(s *seq) {
-	if s.lease != nil {
-		e.fail(s, "the hand-off's deadline has passed")
-	}
-}
-
 // ---- prefill side
 
 // present tells D's daemon that we have begun.
-func (e *Engine) present(s *seq) {
+func (e *Engine) present(s *seq, peer string) {
 	l := s.lease
-	l.state = leaseAsked
+	l.state, l.peer = leaseAsked, peer
 	req := transfer.PresentReq{
-		Ticket: l.ticket, Peer: s.req.Peer, Regions: l.conn.regions,
-		Tokens: uint32(s.context), Blocks: append([]uint32(nil), s.blocks...),
-		Meta: metaOf(s.tokens[:s.context]).encode(),
+		Ticket: l.ticket, Peer: peer, Regions: l.conn.regions,
+		Tokens: uint32(l.tokens), Blocks: append([]uint32(nil), s.blocks[:e.pool.BlocksFor(l.tokens)]...),
+		Meta: metaOf(s.tokens[:l.tokens]).encode(),
 	}
 	l.conn.do(func(d Daemon) {
 		if _, err := d.Present(e.ctx, req); errors.Is(err, transfer.ErrDraining) {
@@ -114,7 +113,7 @@ func (e *Engine) presentAnew(s *seq, l *lease) {
 	l.state = leaseIdle
 	if c := e.link.conn; c != nil && c != l.conn {
 		l.conn = c
-		e.present(s)
+		e.present(s, l.peer)
 		return
 	}
 	l.parked = true
@@ -131,7 +130,7 @@ func (e *Engine) adopt(c *conn) {
 			l.conn = c
 			if l.parked {
 				l.parked = false
-				e.present(s)
+				e.present(s, l.peer)
 			}
 		}
 	}
@@ -159,16 +158,20 @@ func (e *Engine) leaseFailed(s *seq, l *lease, reason string) {
 	if s.lease != l {
 		return
 	}
-	e.fail(s, reason)
+	e.letDown(s, reason)
 }
 
 func (e *Engine) onBound(s *seq, ev transfer.Event) {
 	l := s.lease
-	if !s.isPrefillLeg() || l.state != leaseAsked {
+	if !l.gives || l.state != leaseAsked {
 		return
 	}
 	l.state, l.id = leaseBound, ev.Lease
 	l.first = int(ev.FirstToken) / e.pool.BlockTokens()
+	if l.moves {
+		e.moveOn(s)
+		return
+	}
 	s.phase(api.PhaseBound)
 	e.catchUp(s)
 	if s.state == stHandoff {
@@ -195,17 +198,23 @@ func (e *Engine) catchUp(s *seq) {
 	if to <= from {
 		return
 	}
+	e.push(s, e.units(from, to), 0)
+}
+
+// units are some blocks in every layer.
+func (e *Engine) units(from, to int) []transfer.Unit {
 	units := make([]transfer.Unit, e.cfg.Cache.Layers)
 	for i := range units {
 		units[i] = transfer.Unit{Layer: uint32(i), First: uint32(from), Count: uint32(to - from)}
 	}
-	e.push(s, units)
+	return units
 }
 
-func (e *Engine) push(s *seq, units []transfer.Unit) {
+// push submits units; when they have landed that is told by seq, unless it is 0.
+func (e *Engine) push(s *seq, units []transfer.Unit, seq uint64) {
 	l := s.lease
 	l.conn.do(func(d Daemon) {
-		if err := d.Push(e.ctx, l.id, units, 0); err != nil {
+		if err := d.Push(e.ctx, l.id, units, seq); err != nil {
 			e.q.post(func() { e.leaseFailed(s, l, fmt.Sprintf("push KV: %v", err)) })
 		}
 	})
@@ -216,7 +225,7 @@ func (e *Engine) push(s *seq, units []transfer.Unit) {
 func (e *Engine) layerPusher(batch []work) func(layer int) {
 	var legs []work
 	for _, w := range batch {
-		if w.seq.bound() {
+		if w.seq.bound() && !w.seq.lease.moves {
 			e.catchUp(w.seq) // a prefix hit that this step does not compute
 			legs = append(legs, w)
 		}
@@ -229,7 +238,7 @@ func (e *Engine) layerPusher(batch []work) func(layer int) {
 			s := w.seq
 			from, to := max(s.lease.pushed, s.lease.first), e.ready(s, s.computed+w.n)
 			if to > from {
-				e.push(s, []transfer.Unit{{Layer: uint32(layer), First: uint32(from), Count: uint32(to - from)}})
+				e.push(s, []transfer.Unit{{Layer: uint32(layer), First: uint32(from), Count: uint32(to - from)}}, 0)
 			}
 		}
 	}
@@ -237,7 +246,7 @@ func (e *Engine) layerPusher(batch []work) func(layer int) {
 
 // pushed notes that layerPusher has submitted all layers of what a step completed.
 func (e *Engine) pushed(s *seq) {
-	if s.bound() {
+	if s.bound() && !s.lease.moves {
 		s.lease.pushed = max(s.lease.pushed, e.ready(s, s.computed))
 	}
 }
@@ -253,7 +262,7 @@ func (e *Engine) handoff(s *seq) {
 func (e *Engine) sendHandoff(s *seq) {
 	l := s.lease
 	s.phase(api.PhaseTransferring)
-	rec := record{position: uint32(s.context), cached: uint32(s.cached), tokens: s.tokens[s.prompt():]}.encode()
+	rec := record{position: uint32(l.tokens), cached: uint32(s.cached), tokens: s.tokens[s.prompt():]}.encode()
 	l.conn.do(func(d Daemon) {
 		if err := d.Handoff(e.ctx, l.id, rec); err != nil {
 			e.q.post(func() { e.leaseFailed(s, l, fmt.Sprintf("hand off: %v", err)) })
@@ -374,6 +383,11 @@ func (e *Engine) onEvent(c *conn, ev transfer.Event) {
 	switch ev.Kind {
 	case transfer.EventBound:
 		e.onBound(s, ev)
+	case transfer.EventPushed:
+		if l := s.lease; l.moves && ev.Seq == moveSeq {
+			l.landed = true
+			e.moveOn(s)
+		}
 	case transfer.EventSettled:
 		e.onSettled(s, ev)
 	case transfer.EventRefused, transfer.EventEnded:
@@ -383,7 +397,7 @@ func (e *Engine) onEvent(c *conn, ev transfer.Event) {
 		}
 		s.lease.state = leaseEnded
 		delete(e.presented, ev.Nonce)
-		e.fail(s, ev.Reason)
+		e.letDown(s, ev.Reason)
 	}
 }
 
@@ -391,14 +405,14 @@ func (e *Engine) onEvent(c *conn, ev transfer.Event) {
 func (e *Engine) onSettled(s *seq, ev transfer.Event) {
 	l := s.lease
 	l.state = leaseEnded
-	if s.isPrefillLeg() {
+	if l.gives {
 		s.emit(api.TokenEvent{Kind: api.EventSettled})
 		e.end(s, "settled")
 		return
 	}
 	rec, err := decodeRecord(ev.Record)
 	n := len(s.req.Resume)
-	if err == nil && (int(rec.position) != s.context || len(rec.tokens) != n+1 || !slices.Equal(rec.tokens[:n], s.req.Resume)) {
+	if err == nil && (int(rec.position) != s.context || len(rec.tokens) <= n || len(rec.tokens) > n+1 && len(rec.tokens) >= s.req.MaxTokens || !slices.Equal(rec.tokens[:n], s.req.Resume)) {
 		err = fmt.Errorf("%w: record for position %d with %d tokens does not fit a context of %d with %d resumed", errHandoff, rec.position, len(rec.tokens), s.context, n)
 	}
 	if err != nil {
@@ -414,6 +428,7 @@ func (e *Engine) onSettled(s *seq, ev transfer.Event) {
 	s.tokens = append(s.tokens, rec.tokens[n:]...)
 	s.cached = int(rec.cached)
 	s.state = stRunning
+	e.tail(s)
 
 	s.emit(api.TokenEvent{Kind: api.EventPrior, Prior: rec.tokens, CachedTokens: s.cached})
 	s.phase(api.PhaseDecoding)
@@ -436,8 +451,7 @@ func (e *Engine) forgetLease(s *seq) {
 func (e *Engine) dropLease(s *seq, reason string) {
 	l := s.lease
 	if l == nil {
-		e.release(s)
-		s.state = stDone
+		e.letGo(s)
 		return
 	}
 	if s.req.Role == api.RoleDecode && s.state == stAwaitKV && l.state != leaseIdle {
@@ -446,60 +460,17 @@ func (e *Engine) dropLease(s *seq, reason string) {
 	e.forgetLease(s)
 	switch l.state {
 	case leaseEnded:
-		e.release(s)
-		s.state = stDone
+		e.letGo(s)
 	case leaseIdle:
 		if p := e.presented[l.nonce]; p != nil {
 			delete(e.presented, l.nonce)
 			p.conn.do(func(d Daemon) { _ = d.Refuse(e.ctx, l.ticket, reason) })
 		}
-		e.release(s)
-		s.state = stDone
+		e.letGo(s)
 	default:
-		s.state = stFencing
-		e.fencing[s] = struct{}{}
 		e.fence(s, l, reason)
+		e.letGo(s)
 	}
-}
-
-// fence revokes behind everything that was already asked of the daemon, and gives the blocks back when it stands. If
-// the daemon is gone, or does not answer, its process may still write: the blocks are quarantined until it has ended.
-func (e *Engine) fence(s *seq, l *lease, reason string) {
-	l.conn.fences++
-	fenced := func(quarantined bool) {
-		e.q.post(func() {
-			l.conn.fences--
-			if quarantined {
-				e.quarantined -= len(s.blocks)
-			}
-			delete(e.fencing, s)
-			e.release(s)
-			s.state = stDone
-		})
-	}
-	l.conn.behind(func(d Daemon) {
-		for e.ctx.Err() == nil {
-			err := d.RevokeTicket(e.ctx, l.nonce, reason)
-			if err == nil || errors.Is(err, transfer.ErrUnknownLease) || errors.Is(err, transfer.ErrLeaseEnded) {
-				fenced(false)
-				return
-			}
-			select {
-			case <-d.Done():
-				e.log.Warn("quarantine leased blocks until the node daemon's process has ended", "blocks", len(s.blocks), "why", d.Err())
-				e.q.post(func() { e.quarantined += len(s.blocks) })
-				select {
-				case <-l.conn.safe:
-					fenced(true)
-				case <-e.ctx.Done():
-				}
-				return
-			default:
-				e.log.Warn("revoke a lease; trying again", "err", err)
-				pause(e.ctx, redialMin)
-			}
-		}
-	})
 }
 
 // onDown fails every leg whose daemon is gone. Requests that decode by themselves do not notice.
@@ -512,7 +483,7 @@ func (e *Engine) onDown(c *conn, reason error) {
 	for _, list := range [][]*seq{append([]*seq(nil), e.active...), append([]*seq(nil), e.waiting...)} {
 		for _, s := range list {
 			if s.lease != nil && s.lease.conn == c {
-				e.fail(s, fmt.Sprintf("the node daemon of this worker is gone: %v", reason))
+				e.letDown(s, fmt.Sprintf("the node daemon of this worker is gone: %v", reason))
 			}
 		}
 	}

@@ -148,7 +148,8 @@ func (l *Link) Run(ctx context.Context, dial Dialer, up func(d Daemon)) {
 				said = text
 				l.e.log.Warn("connect to the node daemon; whole requests are served meanwhile", "err", err)
 			}
-			l.problem.Store(&said)
+			problem := said // whoever asks for the status reads it while said changes
+			l.problem.Store(&problem)
 			pause(ctx, wait)
 			wait = min(2*wait, max(wait, redialMax))
 			continue

@@ -252,6 +252,7 @@ func (e *Engine) step(batch []work) {
 		if e.seqs[w.last].Logits && w.seq.remaining() == 0 {
 			e.sampled(w.seq, next[i])
 		}
+		e.moveOn(w.seq)
 	}
 }
 

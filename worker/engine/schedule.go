@@ -108,7 +108,7 @@ func (e *Engine) start(s *seq) bool {
 	e.insertActive(s)
 	s.phase(api.PhasePrefilling)
 	if s.isPrefillLeg() {
-		e.present(s)
+		e.present(s, s.req.Peer)
 	}
 	return true
 }
@@ -128,19 +128,20 @@ func (e *Engine) decoders() int {
 	return n
 }
 
-// grow makes room for one more token, at the cost of the youngest request that can be computed again.
-func (e *Engine) grow(s *seq) bool {
-	if e.pool.BlocksFor(s.computed+1) <= len(s.blocks) {
-		return true
-	}
-	for {
+// grow makes room for one more token.
+func (e *Engine) grow(s *seq) bool { return e.room(s, s.computed+1) }
+
+// room makes room for n tokens in all, at the cost of the youngest request that can be computed again.
+func (e *Engine) room(s *seq, n int) bool {
+	for e.pool.BlocksFor(n) > len(s.blocks) {
 		b, err := e.pool.Alloc(1)
 		if err == nil {
 			s.blocks = append(s.blocks, b...)
-			return true
+			continue
 		}
 		victim := e.youngest()
 		if victim == nil {
+			e.keepOne()
 			return false
 		}
 		e.preempt(victim)
@@ -148,12 +149,13 @@ func (e *Engine) grow(s *seq) bool {
 			return false
 		}
 	}
+	return true
 }
 
 // youngest is the last to arrive of those whose blocks no peer touches.
 func (e *Engine) youngest() *seq {
 	for i := len(e.active) - 1; i >= 0; i-- {
-		if s := e.active[i]; s.state == stRunning && s.lease == nil {
+		if s := e.active[i]; s.state == stRunning && s.lease == nil && s.fences == 0 {
 			return s
 		}
 	}

@@ -41,6 +41,7 @@ type seq struct {
 	cached    int              // context tokens found in the prefix cache at first admission
 	scores    []openai.Logprob // of the prompt's tokens so far, when they are asked for
 	lease     *lease
+	fences    int // of leases that it has no more, awaited
 	outClosed bool
 }
 

@@ -9,11 +9,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/pythontest"
 	"github.com/headrace/headrace/router/collect"
 	"github.com/headrace/headrace/worker/kv"
@@ -46,18 +46,6 @@ func listen(t *testing.T, addr string) net.Listener {
 	return ln
 }
 
-func leakCheck(t *testing.T) {
-	before := runtime.NumGoroutine()
-	t.Cleanup(func() {
-		for end := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				buf := make([]byte, 1<<20)
-				t.Fatalf("goroutines are left:\n%s", buf[:runtime.Stack(buf, true)])
-			}
-		}
-	})
-}
-
 // work has prompts of random tokens, which share prefixes, computed in a pool that is too small for all.
 func work(t *testing.T, pool *kv.Pool, a *account, r *rand.Rand, n int) {
 	t.Helper()
@@ -85,7 +73,7 @@ func work(t *testing.T, pool *kv.Pool, a *account, r *rand.Rand, n int) {
 
 // TestTheRouterHearsAll holds that the collector has what the pool has, through late starts and new processes.
 func TestTheRouterHearsAll(t *testing.T) {
-	leakCheck(t)
+	leaktest.Check(t)
 	c := collect.New(collect.Config{Fetch: func(context.Context, string) (io.ReadCloser, error) { return nil, errors.New("no metrics") }})
 	defer c.Close()
 	addrs := [2]string{"127.0.0.1:0", "127.0.0.1:0"}
@@ -133,7 +121,7 @@ func TestTheRouterHearsAll(t *testing.T) {
 // TestLibzmqHearsAll has ZeroMQ's own library listen and ask.
 func TestLibzmqHearsAll(t *testing.T) {
 	python := pythontest.ZMQ(t)
-	leakCheck(t)
+	leaktest.Check(t)
 	pool, err := kv.NewPool(20, 16)
 	if err != nil {
 		t.Fatal(err)

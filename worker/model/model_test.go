@@ -7,12 +7,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/headrace/headrace/internal/gguf"
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/worker/kernel"
 	"github.com/headrace/headrace/worker/tinymodel"
 )
@@ -383,7 +382,7 @@ func tweak(t *testing.T, change func(w *gguf.Writer)) string {
 }
 
 func TestLoadRefusesOtherModels(t *testing.T) {
-	before := runtime.NumGoroutine()
+	leaktest.Check(t)
 	for _, x := range []struct {
 		want   string
 		change func(w *gguf.Writer)
@@ -412,21 +411,10 @@ func TestLoadRefusesOtherModels(t *testing.T) {
 	if _, err := Load(filepath.Join(t.TempDir(), "absent.gguf"), Options{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("an absent file: %v", err)
 	}
-	noMoreGoroutines(t, before)
-}
-
-// noMoreGoroutines waits for goroutines that have said goodbye to be gone.
-func noMoreGoroutines(t *testing.T, before int) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines are left", runtime.NumGoroutine()-before)
-		}
-	}
 }
 
 func TestCloseEndsTheThreads(t *testing.T) {
-	before := runtime.NumGoroutine()
+	leaktest.Check(t)
 	m, err := Load(tinyFile(t, tinymodel.Options{}), Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -436,5 +424,4 @@ func TestCloseEndsTheThreads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	noMoreGoroutines(t, before)
 }

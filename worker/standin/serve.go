@@ -6,16 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/headrace/headrace/worker/api"
 	"github.com/headrace/headrace/worker/kvevents"
 )
 
-const (
-	drainMax    = 2 * time.Second
-	inFlightMax = 1 << 16
-)
+const inFlightMax = 1 << 16
 
 // Server is an engine behind HTTP.
 type Server struct {
@@ -52,18 +48,5 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, s.Listener.Close())
 	}
-	served := make(chan error, 1)
-	go func() { served <- h.Serve(s.Listener) }()
-	select {
-	case err := <-served:
-		return err
-	case <-ctx.Done():
-	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainMax)
-	defer cancel()
-	err = h.Shutdown(drain)
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = nil // what did not end in time was cut off
-	}
-	return errors.Join(err, <-served)
+	return h.Run(ctx, s.Listener, nil)
 }

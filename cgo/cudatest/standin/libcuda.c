@@ -432,7 +432,12 @@ int cuMemAddressReserve(ptr *p, size_t n, size_t align, ptr hint, unsigned long 
 int cuMemAddressFree(ptr p, size_t n)
 {
 	CALL("%zu", n);
-	return munmap((void *)p, n) ? INVALID : OK;
+	int mapped = 0;
+	pthread_mutex_lock(&mu);
+	for (int i = 0; i < BLOCKS; i++)
+		mapped |= blocks[i].size && blocks[i].at >= p && blocks[i].at < p + n;
+	pthread_mutex_unlock(&mu);
+	return mapped || munmap((void *)p, n) ? INVALID : OK;
 }
 int cuMemCreate(uint64_t *h, size_t n, const struct prop *p, unsigned long long flags)
 {

@@ -8,7 +8,7 @@ import time
 from headrace.events import OVER, Event, Lease, Opened, Presented, Settled
 from headrace.protocol import Unit, nonce_of
 from tests.conftest import Pair
-from tests.nodes import ticket
+from tests.nodes import LIMIT_S, ticket
 
 CANCELS = 200
 
@@ -64,17 +64,19 @@ class Cancels:
     def cancel(self) -> None:
         for leases, client in ((self.living, self.pair.p), (list(self.bound.values()), self.pair.d)):
             for lease in leases:
-                if self.rng.random() < 0.02:
+                # How often this is called meanwhile is a matter of the machine: some are left to settle.
+                if lease.nonce[0] % 4 and self.rng.random() < 0.02:
                     client.revoke(lease, "cancelled")
-        if self.living and self.rng.random() < 0.05:
-            lease = self.rng.choice(self.living)
+        waited_for = [lease for lease in self.living if lease.nonce[0] % 4]
+        if waited_for and self.rng.random() < 0.05:
+            lease = self.rng.choice(waited_for)
             self.pair.p.revoke(lease, "cancelled, and waited for")
-            assert self.pair.p.wait_over(lease, 5)
+            assert self.pair.p.wait_over(lease, LIMIT_S)
 
 
 def test_200_cancels_at_random(pair: Pair) -> None:
     """Whoever cancels, and whenever: each lease ends once on each side, and blocks are not touched behind the fence."""
-    c, limit = Cancels(pair), time.monotonic() + 60
+    c, limit = Cancels(pair), time.monotonic() + 300
     while len(c.tickets) < CANCELS or c.living or c.bound:
         assert time.monotonic() < limit, (len(c.tickets), c.living, c.bound)
         c.present()

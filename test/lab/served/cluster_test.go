@@ -94,7 +94,7 @@ func (c *cluster) up() {
 	c.worker("prefill", 0)
 	c.worker("decode", 1)
 	c.start(0, "reference", "worker", "--role", "both", "--model", file(0, "tiny.gguf"), "--model-name", "tiny", "--listen", one+":8009", "--threads", "1", "--kv-memory", "64MiB")
-	c.start(0, "router", "router", "--etcd", etcdAddr, "--listen", one+":8000", "--admin", one+":8010", "--cluster-key-file", file(0, "key"))
+	c.start(0, "router", "router", "--etcd", etcdAddr, "--listen", one+":8000", "--admin", "127.0.0.1:8010", "--cluster-key-file", file(0, "key"))
 	c.ready()
 	c.eventually("the reference worker serves", func() error { _, err := ask(oracle, request{prompt: tokens(1, 4), max: 1}); return err })
 }
@@ -180,7 +180,7 @@ func (c *cluster) ready() {
 				NodeData string `json:"node_data"`
 			} `json:"workers"`
 		}
-		if err := get("http://"+one+":8010/status", &st); err != nil {
+		if err := get("http://127.0.0.1:8010/status", &st); err != nil {
 			return err
 		}
 		known := 0

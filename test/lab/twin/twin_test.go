@@ -50,6 +50,10 @@ func patient(c *transfer.Config) {
 
 func overRDMA() transfer.Transport { return rdma.New(rdma.Config{}) }
 
+// overPatientRDMA waits half a second for an acknowledgement before it sends again: where the machines get little of their host's processors
+// those of soft RoCE come late, and its going back then breaks lanes of a wire that has lost nothing. See rdma/stall.go.
+func overPatientRDMA() transfer.Transport { return rdma.New(rdma.Config{AckTimeout: 17}) }
+
 func overTCP() transfer.Transport { return tcp.New(tcp.Config{}) }
 
 // wires is what is done to what each machine sends.
@@ -97,7 +101,7 @@ func wire(name string) error {
 // counted is what tc says of a netem.
 var counted = regexp.MustCompile(`(?s)qdisc netem.*?Sent \d+ bytes (\d+) pkt \(dropped (\d+)`)
 
-func TestConformanceRDMA(t *testing.T) { transporttest.RunTwin(t, machines(t, overRDMA)) }
+func TestConformanceRDMA(t *testing.T) { transporttest.RunTwin(t, machines(t, overPatientRDMA)) }
 
 func TestConformanceTCP(t *testing.T) { transporttest.RunTwin(t, machines(t, overTCP)) }
 

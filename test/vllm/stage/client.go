@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -23,12 +24,14 @@ type Request struct {
 	MaxTokens int
 	Stream    bool
 	Salt      string         // keeps its prefixes apart
-	More      map[string]any // other fields of the body
+	More      map[string]any // other fields of the body; nil values take fields away
 }
 
 // Answer is what came back.
 type Answer struct {
 	Status   int
+	ID       string // of the request, as a router calls it
+	Prompt   []int  // its tokens, as the engine says; not of every answer
 	Tokens   []int
 	Logprobs []float64
 	Text     string
@@ -60,7 +63,9 @@ func (r Request) body() (path string, body []byte) {
 		m["cache_salt"] = r.Salt
 	}
 	for k, v := range r.More {
-		m[k] = v
+		if m[k] = v; v == nil {
+			delete(m, k)
+		}
 	}
 	body, err := json.Marshal(m)
 	if err != nil {
@@ -98,7 +103,7 @@ func (a *Answer) ask(ctx context.Context, base string, r Request, begun time.Tim
 		return err
 	}
 	defer resp.Body.Close()
-	a.Status = resp.StatusCode
+	a.Status, a.ID = resp.StatusCode, resp.Header.Get("X-Request-Id")
 	if resp.StatusCode != http.StatusOK {
 		said, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 		return fmt.Errorf("status %s: %s", resp.Status, bytes.TrimSpace(said))
@@ -111,7 +116,7 @@ func (a *Answer) ask(ctx context.Context, base string, r Request, begun time.Tim
 		if err := a.add(data); err != nil {
 			return err
 		}
-		return a.whole()
+		return a.whole(r)
 	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 4<<20)
@@ -121,7 +126,7 @@ func (a *Answer) ask(ctx context.Context, base string, r Request, begun time.Tim
 			continue
 		}
 		if data == "[DONE]" {
-			return a.whole()
+			return a.whole(r)
 		}
 		had := len(a.Tokens)
 		if err := a.add([]byte(data)); err != nil {
@@ -141,9 +146,12 @@ func (a *Answer) ask(ctx context.Context, base string, r Request, begun time.Tim
 	return fmt.Errorf("the stream ends after %d tokens without [DONE]", len(a.Tokens))
 }
 
-func (a *Answer) whole() error {
+func (a *Answer) whole(r Request) error {
 	if a.Finish == "" {
 		return fmt.Errorf("no finish reason after %d tokens", len(a.Tokens))
+	}
+	if v, changed := r.More["logprobs"]; changed && v == nil {
+		return nil
 	}
 	if len(a.Logprobs) != len(a.Tokens) {
 		return fmt.Errorf("%d tokens with %d logprobs", len(a.Tokens), len(a.Logprobs))
@@ -159,12 +167,14 @@ func (a *Answer) add(data []byte) error {
 			Message struct{ Content string } `json:"message"`
 			Delta   struct{ Content string } `json:"delta"`
 			Tokens  []int                    `json:"token_ids"`
+			Prompt  []int                    `json:"prompt_token_ids"`
 			Finish  *string                  `json:"finish_reason"`
 			Logs    *struct {
 				Token   []float64                   `json:"token_logprobs"`
 				Content []struct{ Logprob float64 } `json:"content"`
 			} `json:"logprobs"`
 		} `json:"choices"`
+		Prompt []int           `json:"prompt_token_ids"`
 		Params json.RawMessage `json:"kv_transfer_params"`
 		Error  json.RawMessage `json:"error"`
 	}
@@ -177,7 +187,9 @@ func (a *Answer) add(data []byte) error {
 	if b.Params != nil {
 		a.Params = b.Params
 	}
+	a.Prompt = append(a.Prompt, b.Prompt...)
 	for _, c := range b.Choices {
+		a.Prompt = append(a.Prompt, c.Prompt...)
 		a.Text += c.Text + c.Message.Content + c.Delta.Content
 		a.Tokens = append(a.Tokens, c.Tokens...)
 		if c.Logs != nil {
@@ -191,6 +203,14 @@ func (a *Answer) add(data []byte) error {
 		}
 	}
 	return nil
+}
+
+// logprob is the i-th one, for people.
+func (a *Answer) logprob(i int) string {
+	if i >= len(a.Logprobs) {
+		return "unknown"
+	}
+	return strconv.FormatFloat(a.Logprobs[i], 'f', 4, 64)
 }
 
 // Differs says how an answer differs from the right one in its tokens, nil when it does not; and by how much the
@@ -207,7 +227,10 @@ func (a *Answer) Differs(want *Answer) (logprobs float64, err error) {
 	}
 	for i := range a.Tokens {
 		if a.Tokens[i] != want.Tokens[i] {
-			return 0, fmt.Errorf("token %d of %d is %d (logprob %.4f), want %d (%.4f)", i, len(a.Tokens), a.Tokens[i], a.Logprobs[i], want.Tokens[i], want.Logprobs[i])
+			return 0, fmt.Errorf("token %d of %d is %d, want %d (logprobs %s, want %s)", i, len(a.Tokens), a.Tokens[i], want.Tokens[i], a.logprob(i), want.logprob(i))
+		}
+		if i >= len(a.Logprobs) || i >= len(want.Logprobs) {
+			continue
 		}
 		logprobs = max(logprobs, math.Abs(a.Logprobs[i]-want.Logprobs[i]))
 	}

@@ -11,23 +11,24 @@ import (
 	"time"
 
 	"github.com/headrace/headrace/internal/registry"
+	"github.com/headrace/headrace/internal/status"
 )
 
 // UpConfig says how a cluster is started.
 type UpConfig struct {
 	Config
-	Engine      string   // vllm, vllm-nixl
+	Engine      string   // vllm, vllm-nixl, or vllm-plain, of which each serves whole requests
 	Nodes       int      // node daemons, 2
 	NixlDelayUS int      // pause of NIXL's progress thread; 0 as NIXL ships it
 	ConfigFile  string   // headrace.yaml
 	UpArgs      []string // more flags of `headrace up`
-	Env         []string
 }
 
-// Cluster is a running `headrace up` with one prefill and one decode engine.
+// Cluster is a running `headrace up` with one prefill and one decode engine, or one for both.
 type Cluster struct {
 	Dir    string
 	engine string
+	roles  []string
 	proc   *Process
 	url    string
 	reg    *registry.Registry
@@ -49,9 +50,13 @@ func (s *Stage) Up(c UpConfig) (*Cluster, error) {
 		argv = append(argv, "--config", c.ConfigFile)
 	}
 	env := append([]string{"XDG_RUNTIME_DIR=" + dir}, c.Env...)
-	if c.Engine == "vllm" {
+	roles := []string{registry.RolePrefill, registry.RoleDecode}
+	switch c.Engine {
+	case "vllm":
 		argv = append(argv, "--connector-path", filepath.Join(s.Env.Root, "connector"))
-	} else {
+	case "vllm-plain":
+		roles = []string{registry.RoleBoth}
+	default:
 		// NIXL talks over the loopback device alone.
 		env = append(env, "PYTHONPATH="+filepath.Join(s.Env.Root, "nixl"), "UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo")
 		if c.NixlDelayUS > 0 {
@@ -63,7 +68,7 @@ func (s *Stage) Up(c UpConfig) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cluster{Dir: dir, engine: c.Engine, proc: p}, nil
+	return &Cluster{Dir: dir, engine: c.Engine, roles: roles, proc: p}, nil
 }
 
 // Ready waits until the router answers and both engines are in the registry.
@@ -103,7 +108,7 @@ func (c *Cluster) Whole(ctx context.Context, limit time.Duration) error {
 		if err := c.proc.ended(); err != nil {
 			return err
 		}
-		for _, role := range []string{registry.RolePrefill, registry.RoleDecode} {
+		for _, role := range c.roles {
 			w, err := c.Worker(role)
 			if err != nil {
 				return err
@@ -139,7 +144,7 @@ func (c *Cluster) routed(ctx context.Context) error {
 	if err := json.Unmarshal(body, &st); err != nil {
 		return err
 	}
-	for _, role := range []string{registry.RolePrefill, registry.RoleDecode} {
+	for _, role := range c.roles {
 		w, err := c.Worker(role)
 		if err != nil {
 			return err
@@ -332,3 +337,17 @@ func (c *Cluster) Logged(text string) (int, error) {
 
 // Said is the logs' ends.
 func (c *Cluster) Said() string { return c.said().Error() }
+
+// Planner is what the cluster's planner says.
+func (c *Cluster) Planner(ctx context.Context) (*status.PlannerStatus, error) {
+	planners := c.table.Snapshot().Planners
+	if len(planners) == 0 {
+		return nil, errors.New("no planner is listed")
+	}
+	body, err := get(ctx, "http://"+planners[0].Admin+"/status")
+	if err != nil {
+		return nil, err
+	}
+	s := &status.PlannerStatus{}
+	return s, json.Unmarshal(body, s)
+}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -24,6 +25,7 @@ type Config struct {
 	Blocks      int      // of the KV cache; 1024
 	BatchTokens int      // of one step; vLLM's own choice
 	Args        []string // others
+	Env         []string // of the engines' processes
 }
 
 // BlockTokens is the block size of every engine; vLLM's CPU kernels take multiples of 32.
@@ -53,23 +55,62 @@ func (c Config) args() []string {
 type Engine struct {
 	Name string
 	Addr string // host:port
-	proc *Process
+	// Events and EventsReplay are host:port of its publisher of KV events, "" for none.
+	Events, EventsReplay string
+
+	stage *Stage
+	env   []string
+	argv  []string
+	proc  *Process
 }
 
 // Plain starts a vLLM without any connector and does not wait for it.
-func (s *Stage) Plain(c Config) (*Engine, error) {
+func (s *Stage) Plain(c Config) (*Engine, error) { return s.plain("aggregated", c, nil) }
+
+// Publishing is Plain with KV events, of which the last buffer batches can be replayed.
+func (s *Stage) Publishing(c Config, buffer int) (*Engine, error) {
+	var ports [2]string
+	for i := range ports {
+		addr, err := freeAddr()
+		if err != nil {
+			return nil, err
+		}
+		_, ports[i], _ = net.SplitHostPort(addr)
+	}
+	e, err := s.plain("publishing", c, []string{"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%s","replay_endpoint":"tcp://*:%s","buffer_steps":%d,"topic":"kv-events"}`,
+		ports[0], ports[1], buffer)})
+	if err == nil {
+		e.Events, e.EventsReplay = net.JoinHostPort("127.0.0.1", ports[0]), net.JoinHostPort("127.0.0.1", ports[1])
+	}
+	return e, err
+}
+
+func (s *Stage) plain(name string, c Config, more []string) (*Engine, error) {
 	addr, err := freeAddr()
 	if err != nil {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(addr)
 	argv := append([]string{s.Env.Python(), "-m", "vllm.entrypoints.cli.main", "serve", s.Env.Model(c.Model), "--served-model-name", c.Model,
-		"--host", "127.0.0.1", "--port", port}, c.args()...)
-	p, err := s.start("aggregated", nil, argv...)
-	if err != nil {
-		return nil, err
+		"--host", "127.0.0.1", "--port", port}, append(c.args(), more...)...)
+	e := &Engine{Name: name, Addr: addr, stage: s, env: c.Env, argv: argv}
+	e.proc, err = s.start(name, c.Env, argv...)
+	return e, err
+}
+
+// Said is the end of the log of an engine that the stage started.
+func (e *Engine) Said() string { return Tail(e.proc.Log, 6000) }
+
+// KillAndRestart ends all processes of an engine that the stage started as a crash would, and starts it anew where it was.
+// It does not wait for the new one.
+func (e *Engine) KillAndRestart() error {
+	if err := syscall.Kill(-e.proc.PID(), syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill %s: %w", e.Name, err)
 	}
-	return &Engine{Name: "aggregated", Addr: addr, proc: p}, nil
+	<-e.proc.done
+	var err error
+	e.proc, err = e.stage.start(e.Name, e.env, e.argv...)
+	return err
 }
 
 // freeAddr looks below the ports that the system gives to outgoing connections: an engine takes half a minute until it

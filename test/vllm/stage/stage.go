@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/headrace/headrace/internal/stall"
 )
 
 // Env is where the parts are.
@@ -56,11 +58,16 @@ func (e Env) variables() []string {
 	return []string{
 		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_TARGET_DEVICE=cpu",
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+		"SPT_NOENV=1", // Python's setproctitle, by which vLLM names its processes, leaves the variables where they are read
 	}
 }
 
-// markName marks every process of a stage: children inherit it whatever becomes of their parents.
+// markName marks every process of a stage: children inherit it whatever becomes of their parents. Its value begins with who
+// made the stage.
 const markName = "HEADRACE_STAGE"
+
+// self names this process beyond its life: its number, and when it began, for numbers come again.
+var self = fmt.Sprintf("%d-%d", os.Getpid(), begun(os.Getpid()))
 
 // Stage owns processes and a folder for what they write. Close ends them all.
 type Stage struct {
@@ -87,8 +94,12 @@ var stages struct {
 	made int
 }
 
-// New makes an empty stage.
+// New makes an empty stage. What the stages of processes have left that were killed is ended first.
 func New(env Env) (*Stage, error) {
+	for _, pid := range Orphans() {
+		fmt.Fprintf(os.Stderr, "stage: ending what a test has left that was killed: %s\n", describe([]int{pid}))
+		_ = syscall.Kill(pid, syscall.SIGKILL) // may have ended meanwhile
+	}
 	dir, err := os.MkdirTemp("", "hv")
 	if err != nil {
 		return nil, fmt.Errorf("make the stage's folder: %w", err)
@@ -96,7 +107,7 @@ func New(env Env) (*Stage, error) {
 	stages.Lock()
 	defer stages.Unlock()
 	stages.made++
-	return &Stage{Env: env, Dir: dir, mark: fmt.Sprintf("%d-%d", os.Getpid(), stages.made)}, nil
+	return &Stage{Env: env, Dir: dir, mark: fmt.Sprintf("%s-%d", self, stages.made)}, nil
 }
 
 // start runs a program of the stage with more variables.
@@ -193,6 +204,21 @@ func (s *Stage) Close() error {
 
 // Marked lists the stage's living processes.
 func (s *Stage) Marked() []int {
+	return marked(func(mark string) bool { return mark == s.mark })
+}
+
+// Orphans lists the living processes of stages whose makers have ended.
+func Orphans() []int {
+	return marked(func(mark string) bool {
+		var maker, number int
+		var since uint64
+		_, err := fmt.Sscanf(mark, "%d-%d-%d", &maker, &since, &number)
+		return err == nil && begun(maker) != since
+	})
+}
+
+// marked lists the living processes with a mark that is wanted.
+func marked(wanted func(mark string) bool) []int {
 	var pids []int
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -200,22 +226,40 @@ func (s *Stage) Marked() []int {
 		if err != nil || state(pid) == 'Z' {
 			continue
 		}
-		env, err := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if err == nil && bytes.Contains(append([]byte{0}, env...), []byte("\x00"+markName+"="+s.mark+"\x00")) {
-			pids = append(pids, pid)
+		env, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ")) // another user's cannot be read
+		for _, v := range strings.Split(string(env), "\x00") {
+			if mark, ok := strings.CutPrefix(v, markName+"="); ok && wanted(mark) {
+				pids = append(pids, pid)
+				break
+			}
 		}
 	}
 	return pids
 }
 
-// state is the letter of /proc/PID/stat, 0 when there is no such process.
+// state is a process's letter, 0 when there is none.
 func state(pid int) byte {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	i := bytes.LastIndexByte(stat, ')')
-	if err != nil || i < 0 || i+2 >= len(stat) {
+	if f := stat(pid); len(f) > 0 {
+		return f[0][0]
+	}
+	return 0
+}
+
+// begun is when a process began, in the clock ticks of its host since it was booted; 0 when there is none.
+func begun(pid int) uint64 {
+	const at = 22 - 3 // of proc(5)'s fields
+	f := stat(pid)
+	if len(f) <= at || f[0] == "Z" {
 		return 0
 	}
-	return stat[i+2]
+	ticks, _ := strconv.ParseUint(f[at], 10, 64)
+	return ticks
+}
+
+// stat is /proc/PID/stat from the state on: what is before may hold anything.
+func stat(pid int) []string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
 // Children are a process's, and theirs.
@@ -255,10 +299,12 @@ func Tail(path string, n int) string {
 // pollEvery is how often a condition of another process is looked at.
 const pollEvery = 20 * time.Millisecond
 
+// stalled is what limits are to be longer by, because the machine did other things.
+var stalled, _ = stall.Begin()
+
 // Poll looks until cond is content, and returns its last word if that takes longer than the limit.
 func Poll(ctx context.Context, limit time.Duration, cond func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
+	begun, before := time.Now(), stalled()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
@@ -266,10 +312,40 @@ func Poll(ctx context.Context, limit time.Duration, cond func() error) error {
 		if err == nil {
 			return nil
 		}
+		if time.Since(begun) > limit+stalled()-before {
+			return fmt.Errorf("not within %s: %w", limit, err)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("not within %s: %w", limit, err)
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
+}
+
+// Headrace starts a `headrace` command of the stage with more variables.
+func (s *Stage) Headrace(name string, env []string, args ...string) (*Process, error) {
+	return s.start(name, env, append([]string{s.Env.Binary}, args...)...)
+}
+
+// Wait waits for a process that ends by itself, with what its log says where it does not end well.
+func (p *Process) Wait(ctx context.Context, limit time.Duration) error {
+	err := Poll(ctx, limit, func() error {
+		select {
+		case <-p.done:
+			return nil
+		default:
+			return fmt.Errorf("%s runs; its log ends with:\n%s", p.Name, Tail(p.Log, 4000))
+		}
+	})
+	if err == nil && p.err != nil {
+		return p.ended()
+	}
+	return err
+}
+
+// CommandLine is a process's, with spaces between its words.
+func CommandLine(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return strings.TrimSpace(strings.ReplaceAll(string(b), "\x00", " "))
 }

@@ -3,9 +3,12 @@ package main
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
+
+	"gonum.org/v1/gonum/stat"
 )
 
 // stalled is from when on an answer counts as a stall: far above what a quarter of its kind and length stay below. A
@@ -92,7 +95,28 @@ func report(w io.Writer, o *options, kinds []*kind) {
 	compared(w, o, kinds)
 }
 
-// compared says at which lengths ours is the slower one.
+// apart is where nine of ten differences of medians lie when answers are drawn again, with replacement, from those there are (Efron's
+// bootstrap): milliseconds.
+func apart(x, y []time.Duration) (low, high float64) {
+	const draws = 4000
+	r := rand.New(rand.NewPCG(1, 1))
+	median := func(of, into []time.Duration) float64 {
+		for i := range into {
+			into[i] = of[r.IntN(len(of))]
+		}
+		slices.Sort(into)
+		return ms(into[len(into)/2])
+	}
+	a, b := make([]time.Duration, len(x)), make([]time.Duration, len(y))
+	differ := make([]float64, draws)
+	for i := range differ {
+		differ[i] = median(x, a) - median(y, b)
+	}
+	slices.Sort(differ)
+	return stat.Quantile(0.05, stat.Empirical, differ, nil), stat.Quantile(0.95, stat.Empirical, differ, nil)
+}
+
+// compared says how far ours and NIXL's are apart, and at which lengths ours is the slower one.
 func compared(w io.Writer, o *options, kinds []*kind) {
 	find := func(name string) *kind {
 		i := slices.IndexFunc(kinds, func(k *kind) bool { return k.name == name })
@@ -113,6 +137,10 @@ func compared(w io.Writer, o *options, kinds []*kind) {
 		x, y := ours.counted(a), theirs.counted(b)
 		if len(y) > 0 && (len(x) == 0 || x[len(x)/2] > y[len(y)/2]) {
 			slower = append(slower, fmt.Sprint(n))
+		}
+		if len(x) > 0 && len(y) > 0 {
+			low, high := apart(x, y)
+			fmt.Fprintf(w, "%d tokens: headrace's median less nixl's is %+.1f ms, %+.1f to %+.1f in 9 of 10 draws\n", n, ms(x[len(x)/2]-y[len(y)/2]), low, high)
 		}
 	}
 	fmt.Fprintf(w, "headrace has %d stalls and failures; its median is above nixl's at %d of %d lengths %s\n", stalls, len(slower), len(o.lengths), strings.Join(slower, ", "))

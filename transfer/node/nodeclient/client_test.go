@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -12,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/headrace/headrace/internal/leaktest"
 	"github.com/headrace/headrace/internal/memfd"
+	"github.com/headrace/headrace/internal/stall"
 	"github.com/headrace/headrace/transfer"
 	"github.com/headrace/headrace/transfer/node/wire"
 )
@@ -20,14 +21,14 @@ import (
 // checkLeaks fails the test if goroutines of this package or descriptors are left when it ends.
 func checkLeaks(t *testing.T) {
 	t.Helper()
-	before := openFDs(t)
+	before := leaktest.Descriptors(t)
 	t.Cleanup(func() {
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(20 * time.Second)
 		for {
 			buf := make([]byte, 1<<20)
 			stacks := string(buf[:runtime.Stack(buf, true)])
 			left := strings.Count(stacks, "nodeclient.(*Client)")
-			after := openFDs(t)
+			after := leaktest.Descriptors(t)
 			if left == 0 && after <= before {
 				return
 			}
@@ -38,14 +39,6 @@ func checkLeaks(t *testing.T) {
 			runtime.Gosched()
 		}
 	})
-}
-
-func openFDs(t *testing.T) int {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
 }
 
 // fake is a daemon that says what a test tells it to.
@@ -162,7 +155,7 @@ func TestSilentDaemonIsGivenUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
+	start, stalled := time.Now(), stall.Watch(t)
 	if _, err := c.Present(t.Context(), transfer.PresentReq{}); err == nil || !strings.Contains(err.Error(), "silent") {
 		t.Errorf("waiter: %v", err)
 	}
@@ -170,7 +163,7 @@ func TestSilentDaemonIsGivenUp(t *testing.T) {
 	if err := c.Err(); err == nil || !strings.Contains(err.Error(), "silent") {
 		t.Errorf("Err: %v", err)
 	}
-	if d := time.Since(start); d > 3*time.Second {
+	if d := time.Since(start); d > 3*time.Second+stalled() {
 		t.Errorf("took %v for a silence of 100 ms", d)
 	}
 }

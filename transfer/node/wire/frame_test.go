@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/headrace/headrace/internal/leaktest"
 )
 
 func socketpair(t *testing.T) (a, b *net.UnixConn) {
@@ -37,16 +39,6 @@ func mustFrame(t *testing.T, m Message) []byte {
 		t.Fatal(err)
 	}
 	return b
-}
-
-// countFDs counts the open descriptors of this process.
-func countFDs(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(entries)
 }
 
 func TestReadFramesAndDescriptor(t *testing.T) {
@@ -92,7 +84,7 @@ func TestReadRefusesSurplusDescriptors(t *testing.T) {
 	a, b := socketpair(t)
 	r := NewReader(b)
 	reg := mustFrame(t, RegisterRegion{Size: 9})
-	before := countFDs(t)
+	before := leaktest.Descriptors(t)
 	for n, want := range map[int]string{2: "2 descriptors", 4: "4 descriptors", 5: "truncated", 100: "truncated"} {
 		fds := make([]int, n)
 		for i := range fds {
@@ -133,7 +125,7 @@ func TestReadRefusesSurplusDescriptors(t *testing.T) {
 	if _, err := r.Read(); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("cut frame: %v", err)
 	}
-	if after := countFDs(t); after != before {
+	if after := leaktest.Descriptors(t); after != before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -1,0 +1,193 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/headrace/headrace/scheduler/planner"
+	"github.com/headrace/headrace/scheduler/sim"
+	"github.com/headrace/headrace/scheduler/trace"
+)
+
+// knob is a parameter and the values that are tried for it.
+type knob struct {
+	name   string
+	values []float64
+}
+
+func upTo(n int) []float64 {
+	var list []float64
+	for k := 1; k <= n; k++ {
+		list = append(list, float64(k))
+	}
+	return list
+}
+
+// knobs are what Fit turns, in this order.
+func knobs(name string, limits *planner.Limits) []knob {
+	switch name {
+	case "static":
+		if limits.Undivided {
+			return []knob{{"whole", upTo(limits.MaxGPUs / limits.EngineGPUs.Whole)}}
+		}
+		return []knob{{"decode", upTo(limits.MaxGPUs * 2 / 3)}, {"prefill", upTo(limits.MaxGPUs * 2 / 3)}}
+	case "reactive":
+		return []knob{{"kv_up", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}}, {"kv_down", []float64{0.1, 0.2, 0.3, 0.4, 0.5}},
+			{"queue_up", []float64{0.5, 1, 2, 4}}, {"queue_down", []float64{0.05, 0.1, 0.2, 0.5}}, {"interval", []float64{10, 20, 30}}}
+	case "queue":
+		return []knob{{"prompts", []float64{0.5, 0.75, 1, 1.5, 2, 3}}, {"streams", []float64{4, 6, 8, 10, 12, 14, 16, 20}}, {"window", []float64{30, 60, 120, 300}}, {"interval", []float64{10, 15, 30}}}
+	case "sla":
+		return []knob{{"interval", []float64{15, 30, 60, 120, 180}}, {"kalman", []float64{0, 1}}}
+	case "predictive":
+		return []knob{{"thrift", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8}}, {"sample", []float64{800, 1500, 3000}}, {"risk", []float64{0.5, 1, 1.5}}, {"itl", []float64{0.85, 0.95, 1}},
+			{"stay", []float64{0, 0.02, 0.05, 0.1, 0.2}}}
+	}
+	return nil
+}
+
+// Fit chooses the parameters of planners that were given none, on what comes before the window that is counted: those with the highest product
+// of good share and good requests per GPU-second. Its first quarter is not counted. Each parameter is turned in its turn, twice. First it
+// chooses the best pools that stay the same, each tried from its own beginning: with them every planner begins, here and in what is compared
+// after it, so that nothing is counted of how pools grew from others.
+func Fit(o *Options, progress func(spec string, r *sim.Report)) error {
+	all, err := readAll(o)
+	if err != nil {
+		return err
+	}
+	n := sort.Search(len(all), func(i int) bool { return float64(all[i].At)/o.Rate >= float64(o.Sim.From) })
+	first := *o
+	first.Open = func() (trace.Reader, io.Closer, error) {
+		return &trace.Slice{Requests: all[:n]}, io.NopCloser(nil), nil
+	}
+	first.Log, first.Watch = nil, nil
+	first.Sim.To = o.Sim.From
+	first.Sim.From = (o.Sim.From / 4).Truncate(time.Second)
+	first.Sim.Limits.EngineGPUs = o.Sim.Table.EngineGPUs()
+	still := newFitting("static", &first)
+	if err := still.turn(progress); err != nil {
+		return err
+	}
+	o.Sim.First = still.pools()
+	first.Sim.First = o.Sim.First
+	for i, spec := range o.Planners {
+		if strings.Contains(spec, ":") {
+			continue
+		}
+		f := still
+		if spec != "static" {
+			f = newFitting(spec, &first)
+			if err := f.turn(progress); err != nil {
+				return err
+			}
+		}
+		o.Planners[i] = f.spec()
+	}
+	return nil
+}
+
+func readAll(o *Options) ([]trace.Request, error) {
+	source, closer, err := o.Open()
+	if err != nil {
+		return nil, err
+	}
+	all, err := trace.ReadAll(source)
+	return all, errors.Join(err, closer.Close())
+}
+
+const fitRounds = 2
+
+// fitting is a planner whose parameters are turned.
+type fitting struct {
+	name  string
+	o     Options
+	knobs []knob
+	set   []float64
+	known map[string]float64
+}
+
+func newFitting(name string, o *Options) *fitting {
+	f := &fitting{name: name, o: *o, knobs: knobs(name, &o.Sim.Limits), known: map[string]float64{}}
+	for _, k := range f.knobs {
+		f.set = append(f.set, k.values[len(k.values)/2])
+	}
+	return f
+}
+
+// turn leaves each parameter where the product is highest.
+func (f *fitting) turn(progress func(string, *sim.Report)) error {
+	if _, err := f.try(progress); err != nil {
+		return err
+	}
+	for range fitRounds {
+		before := slices.Clone(f.set)
+		for i, k := range f.knobs {
+			best, top := f.set[i], -1.0
+			for _, v := range k.values {
+				f.set[i] = v
+				score, err := f.try(progress)
+				if err != nil {
+					return err
+				}
+				if score > top {
+					best, top = v, score
+				}
+			}
+			f.set[i] = best
+		}
+		if slices.Equal(before, f.set) {
+			break
+		}
+	}
+	return nil
+}
+
+// try is the product with the parameters as they are.
+func (f *fitting) try(progress func(string, *sim.Report)) (float64, error) {
+	spec := f.spec()
+	if v, ok := f.known[spec]; ok {
+		return v, nil
+	}
+	if f.name == "static" {
+		f.o.Sim.First = f.pools()
+	}
+	r, err := one(spec, &f.o)
+	if err != nil {
+		return 0, err
+	}
+	if progress != nil {
+		progress(spec, r)
+	}
+	f.known[spec] = r.GoodShare * r.GoodPerGPUSecond
+	return f.known[spec], nil
+}
+
+// pools are those of a static planner, within the budget.
+func (f *fitting) pools() planner.Pools {
+	var p planner.Pools
+	for i, k := range f.knobs {
+		switch n := int(f.set[i]); k.name {
+		case "prefill":
+			p.Prefill = n
+		case "decode":
+			p.Decode = n
+		case "whole":
+			p.Whole = n
+		}
+	}
+	return f.o.Sim.Limits.Cut(p)
+}
+
+func (f *fitting) spec() string {
+	var b strings.Builder
+	b.WriteString(f.name)
+	for i, k := range f.knobs {
+		fmt.Fprintf(&b, ":%s=%s", k.name, strconv.FormatFloat(f.set[i], 'g', -1, 64))
+	}
+	return b.String()
+}
