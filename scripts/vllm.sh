@@ -12,4 +12,9 @@ if [ -z "$*" ]; then
 		"$HEADRACE_VLLM/venv/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 	set -- -v # its lines are the figures
 fi
-cd test/vllm && exec go test -count=1 -timeout 90m "$@" # in the folder: so it prints as it goes
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+status=0
+(cd test/vllm && exec go test -count=1 -timeout 90m "$@") | tee "$log" || status=$? # in the folder: so it prints as it goes
+[ "$status" = 0 ] || awk -f scripts/failed.awk "$log"
+exit "$status"
