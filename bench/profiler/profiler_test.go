@@ -130,7 +130,8 @@ func TestProfileOfAKnownTable(t *testing.T) {
 			within(t, "a pair", m.Fit.PromptAttention, 20000*k, 0.01)
 			within(t, "decode's step", m.Fit.DecodeStepUs, 5000*k, 0.01)
 			within(t, "a stream", m.Fit.StreamUs, 200*k, 0.01)
-			within(t, "a token in the cache", m.Fit.KVTokenNs, 100*k, 0.01)
+			// Which of the streams that begin at the same moment get a token in the next step is left to chance: contexts differ by a token or two.
+			within(t, "a token in the cache", m.Fit.KVTokenNs, 100*k, 0.02)
 			if m.Fit.ChunkTokens != 512 {
 				t.Errorf("chunk of %d tokens, want 512", m.Fit.ChunkTokens)
 			}
