@@ -168,8 +168,8 @@ var (
 )
 
 // shapeOf is a stream without what is another's in each answer, and without where its text was cut: how many tokens an event
-// brings is a matter of how far the engine's server is behind its engine. Events that are equal then, one behind the other,
-// count as one; the whole text comes last.
+// brings is a matter of how far the engine's server is behind its engine. Events in the midst of a stream that are equal then, one
+// behind the other, count as one; the whole text comes last.
 func shapeOf(stream string) string {
 	var lines, text []string
 	for line := range strings.Lines(stream) {
@@ -181,7 +181,8 @@ func shapeOf(stream string) string {
 		if !strings.Contains(line, `"choices":[]`) { // the last one counts them all
 			line = perCount.ReplaceAllString(line, `"${1}_tokens":0`)
 		}
-		if n := len(lines); strings.TrimSpace(line) != "" && (n == 0 || lines[n-1] != line) {
+		midst := strings.Contains(line, `"finish_reason":null`) && !strings.Contains(line, `"role"`)
+		if n := len(lines); strings.TrimSpace(line) != "" && !(midst && n > 0 && lines[n-1] == line) {
 			lines = append(lines, line)
 		}
 	}
@@ -203,6 +204,7 @@ func TestShapeOf(t *testing.T) {
 		"another field": event("a \"b", 1, `,"token_ids":[1]`) + event(" cd", 3, "") + end,
 		"another count": event("a \"b cd", 3, "") + strings.Replace(end, "3", "4", 1),
 		"no end":        event("a \"b cd", 3, ""),
+		"two ends":      event("a \"b cd", 3, "") + end + "data: [DONE]\n\n",
 	} {
 		if shapeOf(other) == want {
 			t.Errorf("a stream with %s looks the same", what)
