@@ -19,7 +19,13 @@ import (
 type knob struct {
 	name   string
 	values []float64
+	// margin, where it is not 0, is by how much the best value must be better than one before it to be taken: what moves least comes first, and a difference that
+	// another day would turn around is no reason to move.
+	margin float64
 }
+
+// moveMargin is for knobs that decide whether anything is moved at all.
+const moveMargin = 0.01
 
 func upTo(n int) []float64 {
 	var list []float64
@@ -34,27 +40,28 @@ func knobs(name string, limits *planner.Limits) []knob {
 	switch name {
 	case "static":
 		if limits.Undivided {
-			return []knob{{"whole", upTo(limits.MaxGPUs / limits.EngineGPUs.Whole)}}
+			return []knob{{"whole", upTo(limits.MaxGPUs / limits.EngineGPUs.Whole), 0}}
 		}
-		return []knob{{"decode", upTo(limits.MaxGPUs * 2 / 3)}, {"prefill", upTo(limits.MaxGPUs * 2 / 3)}}
+		return []knob{{"decode", upTo(limits.MaxGPUs * 2 / 3), 0}, {"prefill", upTo(limits.MaxGPUs * 2 / 3), 0}}
 	case "reactive":
-		return []knob{{"kv_up", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}}, {"kv_down", []float64{0.1, 0.2, 0.3, 0.4, 0.5}},
-			{"queue_up", []float64{0.5, 1, 2, 4}}, {"queue_down", []float64{0.05, 0.1, 0.2, 0.5}}, {"interval", []float64{10, 20, 30}}}
+		return []knob{{"kv_up", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}, 0}, {"kv_down", []float64{0.1, 0.2, 0.3, 0.4, 0.5}, 0},
+			{"queue_up", []float64{0.5, 1, 2, 4}, 0}, {"queue_down", []float64{0.05, 0.1, 0.2, 0.5}, 0}, {"interval", []float64{10, 20, 30}, 0}}
 	case "queue":
-		return []knob{{"prompts", []float64{0.5, 0.75, 1, 1.5, 2, 3}}, {"streams", []float64{4, 6, 8, 10, 12, 14, 16, 20}}, {"window", []float64{30, 60, 120, 300}}, {"interval", []float64{10, 15, 30}}}
+		return []knob{{"prompts", []float64{0.5, 0.75, 1, 1.5, 2, 3}, 0}, {"streams", []float64{4, 6, 8, 10, 12, 14, 16, 20}, 0}, {"window", []float64{30, 60, 120, 300}, 0}, {"interval", []float64{10, 15, 30}, 0}}
 	case "sla":
-		return []knob{{"interval", []float64{15, 30, 60, 120, 180}}, {"kalman", []float64{0, 1}}}
+		return []knob{{"interval", []float64{15, 30, 60, 120, 180}, 0}, {"kalman", []float64{0, 1}, 0}}
 	case "predictive":
-		return []knob{{"thrift", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8}}, {"sample", []float64{800, 1500, 3000}}, {"risk", []float64{0.5, 1, 1.5}}, {"itl", []float64{0.85, 0.95, 1}},
-			{"stay", []float64{0, 0.02, 0.05, 0.1, 0.2}}}
+		return []knob{{"thrift", []float64{0.3, 0.4, 0.5, 0.6, 0.7}, 0}, {"risk", []float64{0.75, 1, 1.25, 1.5}, 0}, {"change", []float64{0.05, 0.1, 0.2}, 0}, {"stay", []float64{0.2, 0.1, 0.05, 0.02, 0}, moveMargin}}
 	}
 	return nil
 }
 
 // Fit chooses the parameters of planners that were given none, on what comes before the window that is counted: those with the highest product
-// of good share and good requests per GPU-second. Its first quarter is not counted. Each parameter is turned in its turn, twice. First it
-// chooses the best pools that stay the same, each tried from its own beginning: with them every planner begins, here and in what is compared
-// after it, so that nothing is counted of how pools grew from others.
+// of good share and good requests per GPU-second. Each parameter is turned in its turn, twice. First it chooses the best pools that stay the same, each tried from its
+// own beginning: with them every planner begins in what is compared after it, so that nothing is counted of how pools grew from others.
+//
+// Of what comes before, the first quarter is not counted. Planners are tried on the last two, and begin there with the pools that were best in the second: pools chosen on
+// the very time that is counted would be better than any that can be chosen ahead, and no planner would learn to leave them.
 func Fit(o *Options, progress func(spec string, r *sim.Report)) error {
 	all, err := readAll(o)
 	if err != nil {
@@ -66,20 +73,28 @@ func Fit(o *Options, progress func(spec string, r *sim.Report)) error {
 		return &trace.Slice{Requests: all[:n]}, io.NopCloser(nil), nil
 	}
 	first.Log, first.Watch = nil, nil
-	first.Sim.To = o.Sim.From
-	first.Sim.From = (o.Sim.From / 4).Truncate(time.Second)
 	first.Sim.Limits.EngineGPUs = o.Sim.Table.EngineGPUs()
-	still := newFitting("static", &first)
-	if err := still.turn(progress); err != nil {
+	quarter := (o.Sim.From / 4).Truncate(time.Second)
+	still := func(to time.Duration) (*fitting, error) {
+		f := newFitting("static", &first)
+		f.o.Sim.From, f.o.Sim.To = quarter, to
+		return f, f.turn(progress)
+	}
+	early, err := still(2 * quarter)
+	if err != nil {
 		return err
 	}
-	o.Sim.First = still.pools()
-	first.Sim.First = o.Sim.First
+	first.Sim.First, first.Sim.From, first.Sim.To = early.pools(), 2*quarter, o.Sim.From
+	whole, err := still(o.Sim.From)
+	if err != nil {
+		return err
+	}
+	o.Sim.First = whole.pools()
 	for i, spec := range o.Planners {
 		if strings.Contains(spec, ":") {
 			continue
 		}
-		f := still
+		f := whole
 		if spec != "static" {
 			f = newFitting(spec, &first)
 			if err := f.turn(progress); err != nil {
@@ -121,30 +136,33 @@ func newFitting(name string, o *Options) *fitting {
 
 // turn leaves each parameter where the product is highest.
 func (f *fitting) turn(progress func(string, *sim.Report)) error {
-	if _, err := f.try(progress); err != nil {
+	_, err := f.try(progress)
+	if err != nil {
 		return err
 	}
 	for range fitRounds {
 		before := slices.Clone(f.set)
 		for i, k := range f.knobs {
-			best, top := f.set[i], -1.0
-			for _, v := range k.values {
+			scores := make([]float64, len(k.values))
+			for j, v := range k.values {
 				f.set[i] = v
-				score, err := f.try(progress)
-				if err != nil {
+				if scores[j], err = f.try(progress); err != nil {
 					return err
 				}
-				if score > top {
-					best, top = v, score
-				}
 			}
-			f.set[i] = best
+			f.set[i] = k.values[k.best(scores)]
 		}
 		if slices.Equal(before, f.set) {
 			break
 		}
 	}
 	return nil
+}
+
+// best is the first of the values whose score is not below the highest by more than the margin.
+func (k *knob) best(scores []float64) int {
+	top := slices.Max(scores)
+	return slices.IndexFunc(scores, func(v float64) bool { return v >= top*(1-k.margin) })
 }
 
 // try is the product with the parameters as they are.

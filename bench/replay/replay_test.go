@@ -95,6 +95,10 @@ func TestUndivided(t *testing.T) {
 			t.Errorf("%s: %d of %d requests, %d GPUs", x.Planner, x.Done, x.Requests, x.GPUsMost)
 		}
 	}
+	// It reckons with prompts and streams in the same steps: a pool for either alone is far too small.
+	if own := &r.Rows[0]; own.GoodShare < 0.75 || own.GPUsMean > 10 {
+		t.Errorf("predictive: %.3f good with %.1f GPUs", own.GoodShare, own.GPUsMean)
+	}
 }
 
 // TestFit turns parameters on what comes before the window alone.

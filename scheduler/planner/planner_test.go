@@ -396,7 +396,7 @@ func TestCorrector(t *testing.T) {
 
 // TestStateSurvives stops each planner in the middle, restores another one from its state, and compares what both say from then on.
 func TestStateSurvives(t *testing.T) {
-	for _, name := range Names() {
+	for _, name := range append(Names(), "sla:kalman=1", "sla:best=1", "sla:seasonal=7") {
 		c := Config{Limits: limits(30), TTFT: 2 * time.Second, ITL: 50 * time.Millisecond, Profile: profile()}
 		make := func() Planner {
 			p, err := New(name, c)
@@ -453,6 +453,8 @@ func TestSpecsRefused(t *testing.T) {
 		"queue:window=5:window=6": "twice",
 		"sla":                     "profile",
 		"predictive":              "profile",
+		"sla:kalman=1:best=1":     "2 predictors are chosen",
+		"sla:holt=1":              "unknown parameter",
 	} {
 		if _, err := New(spec, c); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%q: %v, want something about %q", spec, err, says)

@@ -240,6 +240,11 @@ func (b *best) all() [6]Predictor {
 	return [6]Predictor{&b.Smooth, &b.Constant, &b.Moving, &b.Arima, &b.Seasonal, &b.Kalman}
 }
 
+// named is one of them, or best itself.
+func (b *best) named(name string) Predictor {
+	return map[string]Predictor{"constant": &b.Constant, "moving": &b.Moving, "smooth": &b.Smooth, "arima": &b.Arima, "seasonal": &b.Seasonal, "kalman": &b.Kalman, "best": b}[name]
+}
+
 func (b *best) Add(v float64) {
 	b.Last[b.N%bestSpan] = v
 	slot := b.N % len(b.Said)

@@ -13,8 +13,7 @@ var predictors = []string{"constant", "moving", "smooth", "arima", "seasonal", "
 
 func predictor(t *testing.T, name string) Predictor {
 	t.Helper()
-	b := newBest(24)
-	p := map[string]Predictor{"constant": &b.Constant, "moving": &b.Moving, "smooth": &b.Smooth, "arima": &b.Arima, "seasonal": &b.Seasonal, "kalman": &b.Kalman, "best": b}[name]
+	p := newBest(24).named(name)
 	if p == nil {
 		t.Fatalf("no predictor %q", name)
 	}
@@ -84,31 +83,6 @@ func TestPredictorsHold(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestSkill believes forecasts as far as they come true.
-func TestSkill(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 1))
-	noise := func() float64 { return rng.NormFloat64() }
-	var chance, truth skill
-	if chance.part() != skillFirst {
-		t.Error("something is known of nothing")
-	}
-	level := 20.0
-	for range 400 {
-		chance.add(20+noise(), 20+3*noise(), 20)
-		level += noise() / 2
-		truth.add(level, level, 20)
-	}
-	if got := chance.part(); got > 0.25 {
-		t.Errorf("noise is believed to %.2f", got)
-	}
-	if got := truth.part(); got < 0.7 {
-		t.Errorf("what comes true is believed to %.2f", got)
-	}
-	if off, n := chance.off(); off > 1 || n < 20 {
-		t.Errorf("off by %v, known from %v", off, n)
 	}
 }
 

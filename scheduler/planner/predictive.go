@@ -3,14 +3,13 @@ package planner
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 )
 
-// predictive is the project's own planner. It keeps the requests of the last while, as they came: with their bursts, their lengths and
-// what of them was cached. Each interval it lets them come again, at the pace that is forecast for when an engine ordered now is
-// ready, to every pair of pools that it could have, by the engines' surfaces as corrected by what they did of late; and takes the pair with the
-// best worth: share of good requests against GPUs.
+// predictive is the project's own planner. It takes what requests ask of prefill and of decode engines for two levels that wander, each with an error that grows with
+// the time ahead. It keeps the requests of the last while as they came: with their bursts, their lengths and what of them was cached. Each interval it lets them come
+// again to as many prefill engines as it could have, at the levels that may come to be until a change could be mended; works out how long decode engines' steps are
+// then; and takes the pair of pools with the best worth: share of good requests against GPUs, less what the change costs.
 type predictive struct {
 	c        Config
 	surfaces *Surfaces
@@ -23,29 +22,26 @@ type predictiveParams struct {
 	interval time.Duration
 	window   time.Duration // of the requests that come again, at most
 	sample   int           // how many those are, at most
-	bin      time.Duration // of the forecast's series
 	thrift   float64       // how much a GPU counts against good requests: 1 maximises good requests a GPU, 0 good requests
-	gainUp   float64       // by how much more must be better
-	gainDown float64       // by how much less must be better
+	change   float64       // what an engine that is started costs, as a part of one
+	gain     float64       // by how much less must be better
 	patience int           // decisions in a row for less
 	ttft     float64       // part of the goals that is aimed at
 	itl      float64
-	floor    float64 // of the forecast, as a part of what was
-	risk     float64 // how much of the forecast's error is reckoned with
-	sure     float64 // standard errors that a gain must be above
+	risk     float64 // how much of the levels' errors is reckoned with
+	ahead    time.Duration
 	horizon  float64 // seconds that are played at least
 	stay     float64 // worth that pools other than those of the beginning must bring beside
 }
 
 type predictiveState struct {
 	Home     Pools         `json:"home"` // pools at the first decision
+	Began    time.Duration `json:"began_ns"`
 	Decided  time.Duration `json:"decided_ns"`
-	Binned   time.Duration `json:"binned_ns"`
-	InBin    int           `json:"in_bin"`
-	Rate     best          `json:"rate"`
+	Prompts  demand        `json:"prompts"`
+	Answers  demand        `json:"answers"`
 	Arrivals []Arrival     `json:"arrivals,omitempty"`
 	Lengths  lengths       `json:"lengths"`
-	Skill    skill         `json:"skill"`
 	Less     int           `json:"less"`  // decisions in a row that wanted less
 	Ended    int           `json:"ended"` // requests since the last decision
 	Late     int           `json:"late"`  // and those of them that were not good
@@ -58,30 +54,34 @@ type predictiveState struct {
 const (
 	hopeless    = 0.5
 	arrivalsMin = 20 // before, nothing is decided
-	// unseenMost is how many of the forecast's intervals may lie between two observations.
-	unseenMost = 6
+	fillsUp     = 30 * time.Second
+	knowsLittle = time.Minute
+)
+
+// Prompts are seen as they come. Streams in progress are as many as came while an answer takes, so that what is seen of them at one moment and a
+// little later is the same.
+var (
+	promptSeries = sampling{every: 5 * time.Second, near: 3, far: 15, first: 0.03, doubt: 5}
+	answerSeries = sampling{every: 15 * time.Second, near: 3, far: 12, first: 0.02, doubt: 3}
 )
 
 func newPredictive(c Config, p *params) (*predictive, error) {
 	second := float64(time.Second)
 	q := &predictive{c: c, p: predictiveParams{
-		interval: time.Duration(p.get("interval", 10, 1, 3600) * second),
+		interval: time.Duration(p.get("interval", 5, 1, 3600) * second),
 		window:   time.Duration(p.get("window", 1200, 10, 86400) * second),
 		sample:   int(p.get("sample", 1500, 50, 1e5)),
-		bin:      time.Duration(p.get("bin", 10, 1, 3600) * second),
-		thrift:   p.get("thrift", 0.5, 0, 1),
-		gainUp:   p.get("up", 0.01, 0, 1),
-		gainDown: p.get("down", 0.02, 0, 1),
+		thrift:   p.get("thrift", 0.4, 0, 1),
+		change:   p.get("change", 0.1, 0, 10),
+		gain:     p.get("gain", 0, 0, 1),
 		patience: int(p.get("patience", 3, 1, 1000)),
 		ttft:     p.get("ttft", 0.95, 0.1, 2),
-		itl:      p.get("itl", 0.95, 0.1, 2),
-		floor:    p.get("floor", 1, 0, 1),
+		itl:      p.get("itl", 1, 0.1, 2),
 		risk:     p.get("risk", 1, 0, 5),
-		sure:     p.get("sure", 1, 0, 10),
-		horizon:  p.get("horizon", 180, 0, 86400),
+		ahead:    time.Duration(p.get("ahead", 60, 0, 3600) * second),
+		horizon:  p.get("horizon", 60, 0, 86400),
 		stay:     p.get("stay", 0, 0, 10),
 	}}
-	q.s.Rate = *newBest(int(max(2, p.get("period", 600, 10, 1e6)*second/float64(q.p.bin))))
 	var err error
 	q.surfaces, err = c.surfaces()
 	return q, err
@@ -112,10 +112,7 @@ func (q *predictive) late(o *Observation) bool {
 // learn takes what is new.
 func (q *predictive) learn(o *Observation) {
 	s := &q.s
-	for _, a := range o.Arrived {
-		s.Arrivals = append(s.Arrivals, a)
-		s.InBin++
-	}
+	s.Arrivals = append(s.Arrivals, o.Arrived...)
 	for _, d := range o.Done {
 		s.Ended++
 		if d.TTFT > q.c.TTFT || d.ITL > q.c.ITL {
@@ -128,18 +125,7 @@ func (q *predictive) learn(o *Observation) {
 		old++
 	}
 	s.Arrivals = s.Arrivals[:copy(s.Arrivals, s.Arrivals[old:])]
-	if unseen := o.At - s.Binned; unseen > unseenMost*q.p.bin {
-		// Nobody looked for so long, or nobody planned: that is no time without requests.
-		s.Binned = o.At
-		s.InBin = 0
-	}
-	for o.At-s.Binned >= q.p.bin {
-		s.Binned += q.p.bin
-		rate := float64(s.InBin) / q.p.bin.Seconds()
-		s.Rate.Add(rate)
-		s.Skill.add(rate, s.Rate.Predict(bestAhead), q.was(o))
-		s.InBin = 0
-	}
+	q.measure(o)
 	for _, x := range o.DecodeSteps {
 		if x.Streams > 0 && x.Prompt == 0 {
 			n := float64(x.Streams)
@@ -164,40 +150,71 @@ func (q *predictive) learn(o *Observation) {
 	}
 }
 
+// measure takes what requests ask of engines now.
+func (q *predictive) measure(o *Observation) {
+	s := &q.s
+	if s.Began == 0 && len(o.Arrived) > 0 {
+		s.Began = o.At
+	}
+	if s.Began == 0 || o.At-s.Began < fillsUp { // there are fewer streams than there will be
+		s.Prompts.At, s.Answers.At = o.At, o.At
+		return
+	}
+	for _, a := range o.Arrived {
+		s.Prompts.add(q.surfaces.Service(float64(a.Prompt), float64(a.Cached)) / 1e3)
+	}
+	s.Answers.add(q.decoding(o))
+	s.Prompts.until(o.At, &promptSeries, func(sum float64, _ int) float64 { return sum / promptSeries.every.Seconds() })
+	s.Answers.until(o.At, &answerSeries, func(sum float64, n int) float64 { return sum / float64(max(n, 1)) })
+}
+
+// decoding is how many engines would be busy with nothing but the streams that there are. A step takes what one of no streams does, and more for
+// each stream and each token in its KV cache: of n engines' time the part 1 - bare step/step goes into those.
+func (q *predictive) decoding(o *Observation) float64 {
+	pool := q.decoders(o)
+	streams, ready := float64(pool.Running+pool.Waiting), float64(pool.Ready)
+	if streams == 0 || ready == 0 {
+		return 0
+	}
+	return ready * max(1-q.surfaces.Bare()/q.surfaces.ITL(streams/ready, q.context(o)), 0)
+}
+
+// asked is what decoding would be if nothing were held up: requests come as often as of late, and answers get as long.
+func (q *predictive) asked(o *Observation) float64 {
+	s, pool := &q.s, q.decoders(o)
+	streams, ready := float64(pool.Running+pool.Waiting), float64(pool.Ready)
+	came := 0
+	for i := len(s.Arrivals) - 1; i >= 0 && o.At-s.Arrivals[i].At < answerSeries.every; i-- {
+		came++
+	}
+	if came == 0 || streams == 0 || ready == 0 || len(s.Lengths.Done) == 0 {
+		return 0
+	}
+	q.scratch.lengths = s.Lengths.sample(q.scratch.lengths[:0], o.Making, came, o.At-answerSeries.every)
+	tokens := 0
+	for _, n := range q.scratch.lengths {
+		tokens += n
+	}
+	perToken := (q.surfaces.ITL(streams/ready, q.context(o)) - q.surfaces.Bare()) * ready / streams // milliseconds of an engine
+	return float64(tokens) / answerSeries.every.Seconds() * max(perToken, 0) / 1e3
+}
+
+// context is how many tokens a stream has in the KV cache, on average.
+func (q *predictive) context(o *Observation) float64 {
+	pool := q.decoders(o)
+	return pool.KVUsage * float64(pool.Ready) * float64(q.surfaces.KVTokens) / float64(max(pool.Running+pool.Waiting, 1))
+}
+
+func (q *predictive) decoders(o *Observation) *Pool {
+	if q.c.Limits.Undivided {
+		return &o.Whole
+	}
+	return &o.Decode
+}
+
 // startTime is how long an engine takes to start, in seconds.
 func (q *predictive) startTime() float64 {
 	return q.surfaces.Start.Seconds() * q.s.Starts.factor()
-}
-
-// was is the rate of the requests that come again.
-func (q *predictive) was(o *Observation) float64 {
-	if len(q.s.Arrivals) == 0 {
-		return 0
-	}
-	return float64(len(q.s.Arrivals)) / max((o.At-q.s.Arrivals[0].At).Seconds(), 1)
-}
-
-// forecast is the rate of requests when an engine that is ordered now is ready, and what it is in the window. Of what the predictor says
-// beyond the window's rate, it takes the part that came true of late.
-func (q *predictive) forecast(o *Observation) (ahead, was float64) {
-	was = q.was(o)
-	ahead = was
-	if s := &q.s; s.Rate.N >= bestAhead {
-		ahead += s.Skill.part() * (s.Rate.Predict(bestAhead) - was)
-	}
-	ahead = max(ahead, was*q.p.floor)
-	return min(max(ahead, was/3), was*3), was
-}
-
-// unsure is the standard error of the forecast, as a part of it. What forecasts are held against differs by chance too, as the requests that
-// come again do: that is taken out.
-func (q *predictive) unsure(ahead float64) float64 {
-	const least, atFirst = 0.03, 0.1
-	off, known := q.s.Skill.off()
-	chance := ahead / (bestSpan * q.p.bin.Seconds())
-	part := math.Sqrt(max(off*off-chance, 0)) / max(ahead, 1e-9)
-	part += (atFirst - part) * skillDoubt / (skillDoubt + known)
-	return q.p.risk * min(max(part, least), 0.4)
 }
 
 // decide compares the pools there are with others.
@@ -206,42 +223,34 @@ func (q *predictive) decide(o *Observation) Decision {
 	if q.s.Home == (Pools{}) {
 		q.s.Home = now
 	}
-	ahead, was := q.forecast(o)
 	r := &q.scratch
-	r.load(q, o, ahead/was, q.unsure(ahead))
-	at := q.judge(now)
+	r.load(q, o)
+	at := q.judge(now, now)
 	if at.good < hopeless {
-		// Where most requests are late, first that is mended: thrift would rather give all of them up.
-		r.thrift /= 5
-		at = q.judge(now)
+		r.hopeless(o)
+		at = q.judge(now, now)
 	}
 	best := at
 	for _, want := range q.candidates(now) {
-		if v := q.judge(want); v.worth > best.worth || v.worth == best.worth && v.gpus < best.gpus {
+		if v := q.judge(want, now); v.worth > best.worth || v.worth == best.worth && v.gpus < best.gpus {
 			best = v
 		}
 	}
-	d := Decision{Want: best.pools, Figures: []Figure{{"rate", was}, {"rate_ahead", ahead}, {"rate_unsure", q.unsure(ahead)}, {"good_now", at.good}, {"good_then", best.good}, {"worth_now", at.worth}, {"worth_then", best.worth},
+	d := Decision{Want: best.pools, Figures: []Figure{{"prefill_demand", r.prompts.mean}, {"prefill_unsure", r.prompts.unsure}, {"decode_demand", r.answers.mean}, {"decode_unsure", r.answers.unsure},
+		{"first_tokens_now", at.early}, {"first_tokens_then", best.early}, {"tokens_now", at.steady}, {"tokens_then", best.steady}, {"worth_now", at.worth}, {"worth_then", best.worth},
 		{"prefill_correction", q.s.Prefill.factor()}, {"decode_correction", q.s.Decode.factor()}}}
-	d.Reason = fmt.Sprintf("%.2f requests/s to come (%.2f were): %s has %.1f %% good with %d GPUs, %s %.1f %% with %d", ahead, was, now, 100*at.good, at.gpus, best.pools, 100*best.good, best.gpus)
-	gain, unsure := best.worth-at.worth, 0.0
-	if at.good >= hopeless || !q.late(o) {
-		unsure = q.p.sure * r.doubt(now, best.pools)
-	}
+	d.Reason = fmt.Sprintf("prompts ask for %.2f engines (+-%.0f %%), answers for %.2f (+-%.0f %%): %s has %.1f %% good with %d GPUs, %s %.1f %% with %d",
+		r.prompts.mean, 100*r.prompts.unsure, r.answers.mean, 100*r.answers.unsure, now, 100*at.good, at.gpus, best.pools, 100*best.good, best.gpus)
 	switch {
-	case best.pools == now:
+	case best.pools == now, o.At-q.s.Began < knowsLittle && !q.late(o):
 		q.s.Less = 0
 		return Decision{}
 	case best.gpus >= at.gpus:
 		q.s.Less = 0
-		if gain < max(q.p.gainUp, unsure) {
-			return Decision{}
-		}
+	case best.worth-at.worth < q.p.gain:
+		q.s.Less = 0
+		return Decision{}
 	default:
-		if gain < max(q.p.gainDown, unsure) {
-			q.s.Less = 0
-			return Decision{}
-		}
 		if q.s.Less++; q.s.Less < q.p.patience {
 			return Decision{}
 		}
@@ -250,9 +259,11 @@ func (q *predictive) decide(o *Observation) Decision {
 	return d
 }
 
-// judge tells what pools are worth, and what it takes to leave those of the beginning.
-func (q *predictive) judge(p Pools) judged {
+// judge tells what pools are worth, less what it costs to have them in place of others, and what it takes to leave those of the beginning.
+func (q *predictive) judge(p, now Pools) judged {
 	v := q.scratch.judge(p)
+	// An engine that starts takes its GPU long before it is of use, and others take over when one goes. Of many engines one is less.
+	v.worth -= q.p.change * float64(started(now, p).Times(q.c.Limits.EngineGPUs)) / float64(now.Times(q.c.Limits.EngineGPUs))
 	for _, differs := range []bool{p.Prefill != q.s.Home.Prefill, p.Decode != q.s.Home.Decode, p.Whole != q.s.Home.Whole} {
 		if differs {
 			v.worth -= q.p.stay
@@ -303,8 +314,14 @@ func (q *predictive) candidates(now Pools) []Pools {
 	return all
 }
 
-func (q *predictive) State() ([]byte, error)     { return marshalState(&q.s) }
-func (q *predictive) Restore(state []byte) error { return restoreState(state, &q.s) }
+func (q *predictive) State() ([]byte, error) { return marshalState(&q.s) }
+
+func (q *predictive) Restore(state []byte) error {
+	err := restoreState(state, &q.s)
+	q.s.Prompts.learn(&promptSeries)
+	q.s.Answers.learn(&answerSeries)
+	return err
+}
 
 // check finds what learn cannot have come to.
 func (s *predictiveState) check() error {
@@ -314,16 +331,16 @@ func (s *predictiveState) check() error {
 		}
 	}
 	switch {
-	case s.Decided < 0 || s.Decided > timeMost || s.Binned < 0 || s.Binned > timeMost:
-		return fmt.Errorf("it decided at %s, and counts from %s", s.Decided, s.Binned)
+	case s.Decided < 0 || s.Decided > timeMost || s.Began < 0 || s.Began > timeMost:
+		return fmt.Errorf("it began at %s and decided at %s", s.Began, s.Decided)
 	case min(s.Home.Prefill, s.Home.Decode, s.Home.Whole) < 0 || max(s.Home.Prefill, s.Home.Decode, s.Home.Whole) > countMost:
 		return fmt.Errorf("it began with %s", s.Home)
 	case s.Ended < 0 || s.Ended > countMost || s.Late < 0 || s.Late > s.Ended:
 		return fmt.Errorf("%d of %d requests were late", s.Late, s.Ended)
-	case s.InBin < 0 || s.InBin > countMost || s.Less < 0 || s.Less > countMost || s.Skill.N < 0 || s.Skill.N > countMost || s.Transfer < 0:
+	case s.Less < 0 || s.Less > countMost || s.Transfer < 0:
 		return errors.New("a count is below nothing, or beyond all that can be counted")
 	}
-	return errors.Join(s.Rate.check(), s.Lengths.check(), s.Prefill.check(), s.Decode.check(), s.Starts.check())
+	return errors.Join(s.Prompts.check(), s.Answers.check(), s.Lengths.check(), s.Prefill.check(), s.Decode.check(), s.Starts.check())
 }
 
 var _ Planner = (*predictive)(nil)

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -76,16 +77,16 @@ type sla struct {
 	c        Config
 	surfaces *Surfaces
 	interval time.Duration
-	s        slaState
+	// predictor is the one of each series that is asked.
+	predictor string
+	s         slaState
 }
 
 type slaState struct {
 	Decided  time.Duration `json:"decided_ns"`
-	Requests Predictor     `json:"-"`
-	Prompt   Predictor     `json:"-"`
-	Output   Predictor     `json:"-"`
-	Series   [3]kalman     `json:"series"`
-	Constant [3]constant   `json:"constant"`
+	Requests best          `json:"requests"`
+	Prompt   best          `json:"prompt"`
+	Output   best          `json:"output"`
 	// What was seen in the interval.
 	Arrived int     `json:"arrived"`
 	Prompts float64 `json:"prompts"`
@@ -98,23 +99,40 @@ type slaState struct {
 	DoneIn  float64 `json:"done_prompts"`
 }
 
-// newSLA takes interval in seconds, and kalman=1 for that predictor in place of the last value.
+// newSLA takes interval in seconds, and which predictor forecasts in place of the last value: kalman=1, arima=1, smooth=1, moving=1, best=1 or seasonal=N, a season of N intervals.
 func newSLA(c Config, p *params) (*sla, error) {
 	if c.Limits.Undivided {
 		return nil, fmt.Errorf("sla: its formulas are for prefill and decode engines; use another planner for undivided ones")
 	}
-	s := &sla{c: c, interval: time.Duration(p.get("interval", 30, 1, 3600) * float64(time.Second))}
-	for i, q := range []*Predictor{&s.s.Requests, &s.s.Prompt, &s.s.Output} {
-		*q = &s.s.Constant[i]
-	}
-	if p.get("kalman", 0, 0, 1) > 0 {
-		for i, q := range []*Predictor{&s.s.Requests, &s.s.Prompt, &s.s.Output} {
-			*q = &s.s.Series[i]
+	s := &sla{c: c, interval: time.Duration(p.get("interval", 30, 1, 3600) * float64(time.Second)), predictor: "constant"}
+	chosen := 0
+	for _, name := range []string{"kalman", "arima", "smooth", "moving", "best"} {
+		if p.get(name, 0, 0, 1) > 0 {
+			s.predictor = name
+			chosen++
 		}
+	}
+	season := int(p.get("seasonal", 0, 0, periodMost))
+	if season > 0 {
+		s.predictor = "seasonal"
+		chosen++
+	}
+	if chosen > 1 {
+		return nil, fmt.Errorf("sla: %d predictors are chosen; choose one", chosen)
+	}
+	for _, b := range []*best{&s.s.Requests, &s.s.Prompt, &s.s.Output} {
+		*b = *newBest(season)
 	}
 	var err error
 	s.surfaces, err = c.surfaces()
 	return s, err
+}
+
+// forecast takes the next value of a series, and says what the one after it may be.
+func (s *sla) forecast(b *best, v float64) float64 {
+	p := b.named(s.predictor)
+	p.Add(v)
+	return p.Predict(1)
 }
 
 func (s *sla) Name() string { return "sla" }
@@ -151,10 +169,8 @@ func (s *sla) decide(o *Observation, seconds float64) Decision {
 	if st.Done == 0 || st.Arrived == 0 {
 		return Decision{} // nothing to learn from
 	}
-	st.Requests.Add(float64(st.Arrived) / seconds)
-	st.Prompt.Add(st.Prompts / float64(st.Arrived))
-	st.Output.Add(st.Outputs / float64(st.Done))
-	prompt, output := st.Prompt.Predict(1), st.Output.Predict(1)
+	requests := s.forecast(&st.Requests, float64(st.Arrived)/seconds)
+	prompt, output := s.forecast(&st.Prompt, st.Prompts/float64(st.Arrived)), s.forecast(&st.Output, st.Outputs/float64(st.Done))
 	context := prompt + output/2
 	pCorr := st.TTFT / float64(st.Done) / s.surfaces.TTFT(st.DoneIn/float64(st.Done))
 	dCorr := 1.0
@@ -166,7 +182,7 @@ func (s *sla) decide(o *Observation, seconds float64) Decision {
 		}
 	}
 	each := s.c.Limits.EngineGPUs
-	in := SLAInput{Interval: 1, Requests: st.Requests.Predict(1), Prompt: prompt, Output: output, PrefillRate: s.surfaces.PrefillRate(prompt),
+	in := SLAInput{Interval: 1, Requests: requests, Prompt: prompt, Output: output, PrefillRate: s.surfaces.PrefillRate(prompt),
 		DecodeRate: s.surfaces.BestRate(ms(s.c.ITL)/dCorr, context), PrefillScale: pCorr, PrefillGPUs: each.Prefill, DecodeGPUs: each.Decode, Budget: s.c.Limits.MaxGPUs}
 	formula, sized := SLASize(in)
 	d := Decision{Want: sized, Figures: []Figure{{"requests_per_s", in.Requests}, {"isl", prompt}, {"osl", output}, {"p_corr", pCorr}, {"d_corr", dCorr},
@@ -182,5 +198,10 @@ func (s *sla) State() ([]byte, error)     { return marshalState(&s.s) }
 func (s *sla) Restore(state []byte) error { return restoreState(state, &s.s) }
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// check finds what forecasts cannot have come to.
+func (s *slaState) check() error {
+	return errors.Join(s.Requests.check(), s.Prompt.check(), s.Output.check())
+}
 
 var _ Planner = (*sla)(nil)

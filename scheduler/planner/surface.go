@@ -175,7 +175,23 @@ func cell(axis []float64, v float64) (int, float64) {
 
 // ITL is the time between tokens in milliseconds, of so many streams with a context each on one engine.
 func (s *Surfaces) ITL(streams, context float64) float64 {
-	return s.at(streams*context/float64(s.KVTokens), context, func(p *DecodePoint) float64 { return p.ITL })
+	return s.step(streams*context/float64(s.KVTokens), context)
+}
+
+// Bare is how long a step would take that makes no token, in milliseconds: on the line through a tenth and a half of the KV cache, at a context in the middle of those
+// measured. With less in it, a step of one stream is what was measured.
+func (s *Surfaces) Bare() float64 {
+	const low, high = 0.1, 0.5
+	context := s.contexts[len(s.contexts)/2]
+	first := s.step(low, context)
+	return max(first-(s.step(high, context)-first)*low/(high-low), first/4)
+}
+
+// Full is how long a step takes when streams with such a context fill the KV cache, in milliseconds.
+func (s *Surfaces) Full(context float64) float64 { return s.step(1, context) }
+
+func (s *Surfaces) step(usage, context float64) float64 {
+	return s.at(usage, context, func(p *DecodePoint) float64 { return p.ITL })
 }
 
 // BestRate is the most tokens a second a GPU decodes with a time between tokens of at most itl milliseconds: usages are tried from the highest
@@ -185,7 +201,7 @@ func (s *Surfaces) BestRate(itl, context float64) float64 {
 	low, high := s.usages[0], s.usages[len(s.usages)-1]
 	for i := steps; i > 0; i-- {
 		u := low + (high-low)*float64(i)/steps
-		if s.at(u, context, func(p *DecodePoint) float64 { return p.ITL }) <= itl {
+		if s.step(u, context) <= itl {
 			return s.at(u, context, func(p *DecodePoint) float64 { return p.PerGPU })
 		}
 	}
