@@ -199,9 +199,16 @@ func (q *predictive) asked(o *Observation) float64 {
 	return float64(tokens) / answerSeries.every.Seconds() * max(perToken, 0) / 1e3
 }
 
-// context is how many tokens a stream has in the KV cache, on average.
+// context is how many tokens a stream has in the KV cache, on average; of engines that do not say how full it is, those of prompts that came lately.
 func (q *predictive) context(o *Observation) float64 {
 	pool := q.decoders(o)
+	if pool.KVUsage == 0 {
+		tokens := 0
+		for _, a := range q.s.Arrivals {
+			tokens += a.Prompt
+		}
+		return float64(tokens) / float64(max(len(q.s.Arrivals), 1))
+	}
 	return pool.KVUsage * float64(pool.Ready) * float64(q.surfaces.KVTokens) / float64(max(pool.Running+pool.Waiting, 1))
 }
 
@@ -220,6 +227,10 @@ func (q *predictive) startTime() float64 {
 // decide compares the pools there are with others.
 func (q *predictive) decide(o *Observation) Decision {
 	now := o.Now()
+	if least := q.c.Limits.Least(); now.Prefill < least.Prefill || now.Decode < least.Decode || now.Whole < least.Whole {
+		want := Pools{Prefill: max(now.Prefill, least.Prefill), Decode: max(now.Decode, least.Decode), Whole: max(now.Whole, least.Whole)}
+		return Decision{Want: want, Reason: fmt.Sprintf("there are %s, and at least %s must be", now, want)}
+	}
 	if q.s.Home == (Pools{}) {
 		q.s.Home = now
 	}

@@ -126,3 +126,42 @@ func TestRiskIsRoom(t *testing.T) {
 		before = n
 	}
 }
+
+// TestEnginesThatAreGone: where there is none of a kind there must be one, whatever was seen.
+func TestEnginesThatAreGone(t *testing.T) {
+	made, err := New("predictive", Config{Limits: limits(20), TTFT: 2 * time.Second, ITL: 50 * time.Millisecond, Profile: straight()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &Observation{}
+	var d Decision
+	for second := range 120 {
+		busy(o, second)
+		o.Decode = Pool{}
+		if d = made.Step(o); d.Want != (Pools{}) {
+			break
+		}
+	}
+	if want := (Pools{Prefill: 2, Decode: 1}); d.Want != want {
+		t.Errorf("without a decode engine it wants %s: %s", d.Want, d.Reason)
+	}
+}
+
+// TestEnginesThatDoNotSay: of engines that do not say how full their KV cache is, it is taken from prompts.
+func TestEnginesThatDoNotSay(t *testing.T) {
+	made, err := New("predictive", Config{Limits: limits(20), TTFT: 2 * time.Second, ITL: 50 * time.Millisecond, Profile: straight()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, o := made.(*predictive), &Observation{}
+	for second := range 200 {
+		busy(o, second)
+		o.DecodeSteps = o.DecodeSteps[:0]
+		o.Decode = Pool{Ready: 4, Running: 32}
+		q.Step(o)
+	}
+	// Prompts of 1,300 tokens: steps of 28.4 ms, of which 18.4 go into streams.
+	if w := q.s.Answers.mean; w < 2.4 || w > 2.8 {
+		t.Errorf("streams are taken for what keeps %.2f engines busy", w)
+	}
+}
