@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/headrace/headrace/internal/registry"
@@ -33,6 +34,15 @@ type Cluster struct {
 	url    string
 	reg    *registry.Registry
 	table  *registry.Table
+
+	mu   sync.Mutex
+	last map[string]seen // by role
+}
+
+// seen is an engine that was listed, and when its process began.
+type seen struct {
+	registry.Worker
+	begun uint64
 }
 
 // Up starts a cluster and does not wait for it.
@@ -109,7 +119,7 @@ func (c *Cluster) Whole(ctx context.Context, limit time.Duration) error {
 			return err
 		}
 		for _, role := range c.roles {
-			w, err := c.Worker(role)
+			w, err := c.listed(role)
 			if err != nil {
 				return err
 			}
@@ -145,7 +155,7 @@ func (c *Cluster) routed(ctx context.Context) error {
 		return err
 	}
 	for _, role := range c.roles {
-		w, err := c.Worker(role)
+		w, err := c.listed(role)
 		if err != nil {
 			return err
 		}
@@ -173,8 +183,27 @@ func (c *Cluster) Close() {
 // URL is the router's API.
 func (c *Cluster) URL() string { return c.url }
 
-// Worker is the listed engine of a role.
+// Worker is the engine of a role: that which is listed, or was last and still runs. For want of processors an engine may be silent for so long that its entry is taken out for a
+// while, which changes nothing about where it is.
 func (c *Cluster) Worker(role string) (registry.Worker, error) {
+	w, err := c.listed(role)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		if last, ok := c.last[role]; ok && begun(last.PID) == last.begun {
+			return last.Worker, nil
+		}
+		return w, err
+	}
+	if c.last == nil {
+		c.last = map[string]seen{}
+	}
+	c.last[role] = seen{w, begun(w.PID)}
+	return w, nil
+}
+
+// listed is the listed engine of a role.
+func (c *Cluster) listed(role string) (registry.Worker, error) {
 	for _, w := range c.table.Snapshot().Workers {
 		if w.Role == role && state(w.PID) != 0 {
 			if w.Dialect == "vllm" && w.NodeData == "" {
