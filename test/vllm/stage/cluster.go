@@ -112,7 +112,7 @@ func (c *Cluster) Ready(ctx context.Context) error {
 	return c.Whole(ctx, startLimit)
 }
 
-// Whole waits until both engines and their daemons are listed, by the router too, and answer.
+// Whole waits until both engines and their daemons are listed, by the router too, which leaves neither alone, and answer.
 func (c *Cluster) Whole(ctx context.Context, limit time.Duration) error {
 	err := Poll(ctx, limit, func() error {
 		if err := c.proc.ended(); err != nil {
@@ -135,7 +135,7 @@ func (c *Cluster) Whole(ctx context.Context, limit time.Duration) error {
 	return nil
 }
 
-// routed asks whether the router lists both engines: its table is its own.
+// routed asks whether the router lists both engines, and would send either a request: its table is its own.
 func (c *Cluster) routed(ctx context.Context) error {
 	routers := c.table.Snapshot().Routers
 	if len(routers) == 0 {
@@ -149,6 +149,7 @@ func (c *Cluster) routed(ctx context.Context) error {
 		Workers []struct {
 			ID       string `json:"id"`
 			NodeData string `json:"node_data"`
+			Cooling  string `json:"cooling"`
 		} `json:"workers"`
 	}
 	if err := json.Unmarshal(body, &st); err != nil {
@@ -161,7 +162,12 @@ func (c *Cluster) routed(ctx context.Context) error {
 		}
 		found := false
 		for _, known := range st.Workers {
-			found = found || known.ID == w.ID && known.NodeData == w.NodeData
+			if known.ID != w.ID || known.NodeData != w.NodeData {
+				continue
+			}
+			if found = true; known.Cooling != "" {
+				return fmt.Errorf("the router leaves %s alone: %s", w.ID, known.Cooling)
+			}
 		}
 		if !found {
 			return fmt.Errorf("the router does not list %s: %s", w.ID, body)
