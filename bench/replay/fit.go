@@ -27,6 +27,8 @@ type knob struct {
 // moveMargin is for knobs that decide whether anything is moved at all.
 const moveMargin = 0.01
 
+func turned(name string, values ...float64) knob { return knob{name: name, values: values} }
+
 func upTo(n int) []float64 {
 	var list []float64
 	for k := 1; k <= n; k++ {
@@ -40,18 +42,20 @@ func knobs(name string, limits *planner.Limits) []knob {
 	switch name {
 	case "static":
 		if limits.Undivided {
-			return []knob{{"whole", upTo(limits.MaxGPUs / limits.EngineGPUs.Whole), 0}}
+			return []knob{turned("whole", upTo(limits.MaxGPUs/limits.EngineGPUs.Whole)...)}
 		}
-		return []knob{{"decode", upTo(limits.MaxGPUs * 2 / 3), 0}, {"prefill", upTo(limits.MaxGPUs * 2 / 3), 0}}
+		return []knob{turned("decode", upTo(limits.MaxGPUs*2/3)...), turned("prefill", upTo(limits.MaxGPUs*2/3)...)}
 	case "reactive":
-		return []knob{{"kv_up", []float64{0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9}, 0}, {"kv_down", []float64{0.1, 0.2, 0.3, 0.4, 0.5}, 0},
-			{"queue_up", []float64{0.5, 1, 2, 4}, 0}, {"queue_down", []float64{0.05, 0.1, 0.2, 0.5}, 0}, {"interval", []float64{10, 20, 30}, 0}}
+		return []knob{turned("kv_up", 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), turned("kv_down", 0.1, 0.2, 0.3, 0.4, 0.5),
+			turned("queue_up", 0.5, 1, 2, 4), turned("queue_down", 0.05, 0.1, 0.2, 0.5), turned("interval", 10, 20, 30)}
 	case "queue":
-		return []knob{{"prompts", []float64{0.5, 0.75, 1, 1.5, 2, 3}, 0}, {"streams", []float64{4, 6, 8, 10, 12, 14, 16, 20}, 0}, {"window", []float64{30, 60, 120, 300}, 0}, {"interval", []float64{10, 15, 30}, 0}}
+		return []knob{turned("prompts", 0.5, 0.75, 1, 1.5, 2, 3), turned("streams", 4, 6, 8, 10, 12, 14, 16, 20), turned("window", 30, 60, 120, 300), turned("interval", 10, 15, 30)}
 	case "sla":
-		return []knob{{"interval", []float64{15, 30, 60, 120, 180}, 0}, {"kalman", []float64{0, 1}, 0}}
+		return []knob{turned("interval", 15, 30, 60, 120, 180), turned("kalman", 0, 1)}
 	case "predictive":
-		return []knob{{"thrift", []float64{0.3, 0.4, 0.5, 0.6, 0.7}, 0}, {"risk", []float64{0.75, 1, 1.25, 1.5}, 0}, {"change", []float64{0.05, 0.1, 0.2}, 0}, {"stay", []float64{0.2, 0.1, 0.05, 0.02, 0}, moveMargin}}
+		stay := turned("stay", 0.2, 0.1, 0.05, 0.02, 0)
+		stay.margin = moveMargin
+		return []knob{turned("thrift", 0.3, 0.4, 0.5, 0.6, 0.7), turned("risk", 0.75, 1, 1.25, 1.5), turned("change", 0.05, 0.1, 0.2), stay}
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ type sampling struct {
 
 const (
 	demandKept  = 360 // values
-	noiseFirst  = 0.1 // variance, before there are pairs of values
+	noiseFirst  = 0.1 // standard deviation of a value, before there are pairs of them
 	pairsLeast  = 4
 	noiseLeast  = 1e-6
 	unseenParts = 6 // intervals in which nobody looked, behind which it begins anew

@@ -166,14 +166,14 @@ func (r *rollout) firstTokens(n, ready int) float64 {
 	if v, ok := r.early[n]; ok {
 		return v
 	}
+	r.slow = 1
+	if r.limits.Undivided {
+		// The steps that compute prompts make tokens for streams, too.
+		r.slow = 1 / (1 - min(r.answers.mean/float64(n), busyMost))
+	}
 	sum := 0.0
 	for _, z := range fifths {
-		r.slow = 1
 		pace := min(max(r.prompts.mean*math.Exp(z*r.prompts.unsure*r.q.p.risk)/max(r.was, 1e-9), 0.05), 20)
-		if r.limits.Undivided {
-			// The steps that compute prompts make tokens for streams, too.
-			r.slow = 1 / (1 - min(r.answers.mean/float64(n), busyMost))
-		}
 		r.at = r.at[:0]
 		for _, at := range r.came {
 			r.at = append(r.at, at/pace)

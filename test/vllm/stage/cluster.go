@@ -189,14 +189,14 @@ func (c *Cluster) Close() {
 // URL is the router's API.
 func (c *Cluster) URL() string { return c.url }
 
-// Worker is the engine of a role: that which is listed, or was last and still runs. For want of processors an engine may be silent for so long that its entry is taken out for a
+// Worker is the engine of a role: that which is listed, or, where none is, which was last and still runs. For want of processors an engine may be silent for so long that its entry is taken out for a
 // while, which changes nothing about where it is.
 func (c *Cluster) Worker(role string) (registry.Worker, error) {
 	w, err := c.listed(role)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		if last, ok := c.last[role]; ok && begun(last.PID) == last.begun {
+		if last := c.last[role]; w.ID == "" && last.begun != 0 && begun(last.PID) == last.begun {
 			return last.Worker, nil
 		}
 		return w, err
