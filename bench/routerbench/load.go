@@ -6,16 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Kinds of answers.
@@ -87,65 +81,42 @@ func bodyOf(s shape, i int) string {
 }
 
 // load asks one contestant for so long, after a fifth of that to warm up.
-func load(ctx context.Context, addr string, s shape, lasting time.Duration) (*sample, error) {
+func load(ctx context.Context, addr string, s shape, lasting time.Duration) (_ *sample, err error) {
 	clients := make([]*client, s.conns)
-	defer func() {
-		for _, c := range clients {
-			c.close()
-		}
-	}()
 	var sent [][]byte
 	if s.talk == "" {
 		sent = requests(s, addr)
 	}
 	for i := range clients {
-		c := &client{addr: addr, sent: sent, turn: i, stream: s.kind == kindStream}
+		clients[i] = &client{addr: addr, sent: sent, turn: i, stream: s.kind == kindStream}
 		if s.talk != "" {
-			c.converse(s, i)
-		}
-		clients[i] = c
-		if err := c.dial(ctx); err != nil {
-			return nil, err
+			clients[i].converse(s, i)
 		}
 	}
-	warm, err := run(ctx, clients, s, lasting/5)
+	l, err := newLoop(clients, s.rate)
 	if err != nil {
 		return nil, err
 	}
-	out, err := run(ctx, clients, s, lasting)
+	defer func() { err = errors.Join(err, l.close()) }()
+	warm, err := run(ctx, l, clients, lasting/5)
+	if err != nil {
+		return nil, err
+	}
+	out, err := run(ctx, l, clients, lasting)
 	if err == nil {
 		out.asked += warm.asked
 	}
 	return out, err
 }
 
-func run(ctx context.Context, clients []*client, s shape, span time.Duration) (*sample, error) {
-	arrivals := make(chan time.Time, 1<<16)
-	began := time.Now()
-	until := began.Add(span)
-	if s.rate > 0 {
-		go arrive(arrivals, s.rate, began, until)
-	}
-	var asking sync.WaitGroup
+func run(ctx context.Context, l *loop, clients []*client, span time.Duration) (*sample, error) {
 	for _, c := range clients {
 		c.took, c.first, c.errors, c.err = c.took[:0], c.first[:0], 0, nil
-		asking.Go(func() {
-			if s.rate > 0 {
-				for at := range arrivals {
-					if ctx.Err() == nil {
-						c.ask(at)
-					}
-				}
-				return
-			}
-			for now := time.Now(); ctx.Err() == nil; now = time.Now() {
-				if c.ask(now); now.After(until) { // once at the least
-					return
-				}
-			}
-		})
 	}
-	asking.Wait()
+	began := time.Now()
+	if err := l.run(ctx, began, began.Add(span)); err != nil {
+		return nil, err
+	}
 	out := &sample{seconds: time.Since(began).Seconds()}
 	for _, c := range clients {
 		out.took, out.first = append(out.took, c.took...), append(out.first, c.first...)
@@ -156,118 +127,47 @@ func run(ctx context.Context, clients []*client, s shape, span time.Duration) (*
 	out.asked = len(out.took) + out.errors
 	slices.Sort(out.took)
 	slices.Sort(out.first)
-	if len(out.took) == 0 && ctx.Err() == nil {
+	if len(out.took) == 0 {
 		return nil, fmt.Errorf("no request was answered: %w", errors.Join(out.err, io.ErrUnexpectedEOF))
 	}
-	return out, ctx.Err()
+	return out, nil
 }
 
-// arrive sends the times of arrivals as they come. Its thread sleeps by itself: Go's timers are a millisecond late on an
-// idle machine.
-func arrive(arrivals chan<- time.Time, rate float64, began, until time.Time) {
-	defer close(arrivals)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	r := rand.New(rand.NewPCG(1, uint64(rate)))
-	for at := began; !at.After(until); at = at.Add(time.Duration(r.ExpFloat64() / rate * float64(time.Second))) {
-		if wait := time.Until(at); wait > 0 {
-			ts := unix.NsecToTimespec(int64(wait))
-			_ = unix.Nanosleep(&ts, nil) // woken early, it sends early by as much
-		}
-		arrivals <- at
-	}
+// answer is what a client has read of one.
+type answer struct {
+	head
+	b     []byte
+	first time.Time // when the first of its body was there
 }
 
-// client is one connection and what it measured.
-type client struct {
-	addr   string
-	sent   [][]byte
-	turn   int
-	marks  int // where in the one request that is sent its number stands, which makes it another one; 0: nowhere
-	stream bool
-	conn   net.Conn
-	buf    []byte
+func (a *answer) begin() { a.head, a.b, a.first = head{}, a.b[:0], time.Time{} }
 
-	took, first []time.Duration
-	errors      int
-	err         error
+// room is where the next bytes are read to.
+func (a *answer) room() []byte {
+	if a.b == nil {
+		a.b = make([]byte, 0, 64<<10)
+	}
+	if len(a.b) == cap(a.b) {
+		a.b = slices.Grow(a.b, len(a.b))
+	}
+	return a.b[len(a.b):cap(a.b)]
 }
 
-func (c *client) dial(ctx context.Context) error {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", c.addr)
-	c.conn = conn
-	return err
-}
-
-func (c *client) close() {
-	if c != nil && c.conn != nil {
-		_ = c.conn.Close()
-		c.conn = nil
-	}
-}
-
-// ask makes one request, whose clock has run since at.
-func (c *client) ask(at time.Time) {
-	first, err := c.exchange()
-	now := time.Now()
-	if err != nil {
-		c.errors, c.err = c.errors+1, err
-		c.close()
-		if err := c.dial(context.Background()); err != nil {
-			c.err = err
-			time.Sleep(10 * time.Millisecond)
-		}
-		return
-	}
-	c.took = append(c.took, now.Sub(at))
-	c.first = append(c.first, first.Sub(at))
-}
-
-func (c *client) exchange() (first time.Time, err error) {
-	if c.conn == nil {
-		return first, net.ErrClosed
-	}
-	c.turn++
-	c.mark()
-	if err := c.conn.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return first, err
-	}
-	if _, err := c.conn.Write(c.sent[c.turn%len(c.sent)]); err != nil {
-		return first, err
-	}
-	if c.buf == nil {
-		c.buf = make([]byte, 0, 64<<10)
-	}
-	b := c.buf[:0]
-	var h head
-	for {
-		if len(b) == cap(b) {
-			b = slices.Grow(b, len(b))
-		}
-		n, err := c.conn.Read(b[len(b):cap(b)])
-		if n > 0 {
-			b = b[:len(b)+n]
-			c.buf = b
-		}
-		if err != nil {
-			return first, err
-		}
-		if h.length == 0 && !h.chunked {
-			if err := h.read(b); err != nil {
-				return first, err
-			}
-		}
-		if first.IsZero() && h.end > 0 && len(b) > h.end {
-			first = time.Now()
-		}
-		if done, err := h.done(b, c.stream); done || err != nil {
-			return first, err
-		}
-		if len(b) > answerMax {
-			return first, errors.New("an answer without an end")
+// read says that n bytes more are in room, and tells whether the answer is whole, and whether it is the right one.
+func (a *answer) read(n int, stream bool) (done bool, err error) {
+	a.b = a.b[:len(a.b)+n]
+	if a.end == 0 {
+		if err := a.head.read(a.b); err != nil {
+			return false, err
 		}
 	}
+	if a.first.IsZero() && a.end > 0 && len(a.b) > a.end {
+		a.first = time.Now()
+	}
+	if done, err = a.done(a.b, stream); !done && err == nil && len(a.b) > answerMax {
+		err = errors.New("an answer without an end")
+	}
+	return done, err
 }
 
 // head is what matters of an answer's header.

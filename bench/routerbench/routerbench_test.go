@@ -2,9 +2,12 @@ package routerbench
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -121,19 +124,134 @@ func TestClientKnowsWrongAnswers(t *testing.T) {
 		"stream with a gap": {true, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n276\r\n" + strings.Repeat(event, 63) + "\r\n0\r\n\r\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server, conn := net.Pipe()
-			go func() {
-				var b [1024]byte
-				_, _ = server.Read(b[:])
-				_, _ = io.WriteString(server, row.answer)
-				_ = server.Close()
-			}()
-			c := &client{conn: conn, sent: [][]byte{[]byte("x")}, stream: row.stream}
-			defer c.close()
-			if _, err := c.exchange(); (err == nil) != row.good {
-				t.Errorf("%v", err)
+			c := &client{addr: answering(t, row.answer), sent: [][]byte{[]byte("x")}, stream: row.stream}
+			once(t, c)
+			if c.errors > 1 || (c.err == nil) != row.good || len(c.took)+c.errors != 1 {
+				t.Errorf("%d answers, %d errors, %v", len(c.took), c.errors, c.err)
 			}
 		})
+	}
+}
+
+// answering answers whatever comes first over a connection, and closes it.
+func answering(t *testing.T, answer string) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			var b [1024]byte
+			_, _ = c.Read(b[:])
+			_, _ = io.WriteString(c, answer)
+			_ = c.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// once has clients ask once.
+func once(t *testing.T, clients ...*client) {
+	l, err := newLoop(clients, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	if err := errors.Join(l.run(t.Context(), now, now), l.close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Requests that one write does not take go on when there is room, and those of other clients meanwhile.
+func TestLongRequests(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 16 << 20 // more than sockets hold
+	got := make(chan int64, 2)
+	go func() {
+		defer l.Close()
+		var conns []net.Conn
+		for range cap(got) {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			conns = append(conns, c)
+		}
+		for _, c := range conns { // one behind the other
+			n, _ := io.CopyN(io.Discard, c, size)
+			got <- n
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n"+strings.Repeat("x", bodyLeast))
+		}
+	}()
+	clients := make([]*client, cap(got))
+	for i := range clients {
+		clients[i] = &client{addr: l.Addr().String(), sent: [][]byte{make([]byte, size)}}
+	}
+	once(t, clients...)
+	for _, c := range clients {
+		if n := <-got; n != size || c.errors != 0 || len(c.took) != 1 {
+			t.Errorf("%d bytes came; %d answers, %v", n, len(c.took), c.err)
+		}
+	}
+}
+
+// At a rate as many requests are asked as arrive, and the clock of each runs from then, though all clients are busy.
+func TestArrivals(t *testing.T) {
+	const rate, span = 4000, 25 * time.Millisecond
+	x := &standin.Instant{}
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- x.Serve(t.Context(), at) }()
+	t.Cleanup(func() {
+		_ = at.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	s := shape{kind: kindJSON, body: 1024, rate: rate}
+	clients := []*client{{addr: at.Addr().String(), sent: requests(s, at.Addr().String())}}
+	l, err := newLoop(clients, rate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := errors.Join(l.run(t.Context(), began, began.Add(span)), l.close()); err != nil {
+		t.Fatal(err)
+	}
+	want := 0
+	gaps := rand.New(rand.NewPCG(1, rate))
+	for at := time.Duration(0); at <= span; at += time.Duration(gaps.ExpFloat64() / rate * float64(time.Second)) {
+		want++
+	}
+	if c := clients[0]; len(c.took) != want || c.errors != 0 || x.Hits() != int64(want) {
+		t.Errorf("%d answers and %d errors of %d requests, %d hits", len(c.took), c.errors, want, x.Hits())
+	}
+}
+
+// Whoever is interrupted does not wait for an answer.
+func TestInterrupted(t *testing.T) {
+	at, err := net.Listen("tcp", "127.0.0.1:0") // nobody answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer at.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := shape{kind: kindJSON, body: 1024, conns: 2}
+	if _, err := load(ctx, at.Addr().String(), s, time.Hour); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
 	}
 }
 

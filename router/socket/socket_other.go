@@ -15,6 +15,3 @@ func WriteBuffers(c net.Conn, pieces *net.Buffers) (int64, error) { return piece
 
 // Yield lets others run.
 func Yield() { runtime.Gosched() }
-
-// YieldSparingly is Yield.
-func YieldSparingly() { Yield() }

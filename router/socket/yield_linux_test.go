@@ -9,7 +9,7 @@ import (
 func TestWhoIsAloneDoesNotYieldEachTime(t *testing.T) {
 	before := yields.came.Load()
 	for range 1000 {
-		YieldSparingly()
+		Yield()
 	}
 	if n := yields.came.Load() - before; n > 200 {
 		t.Errorf("%d times of 1000", n)
@@ -25,7 +25,7 @@ func TestWhoHasCompanyYields(t *testing.T) {
 	for range 2 {
 		both.Go(func() {
 			for range each {
-				YieldSparingly()
+				Yield()
 			}
 		})
 	}

@@ -22,7 +22,6 @@ type conn struct {
 	// byCaller: who reads has set the deadline.
 	byCaller bool
 	yields   bool   // others go first before a read by the caller
-	sparing  bool   // but where there are none: the answer is a stream
 	reads    armed  // by the caller
 	writes   armed  // by the caller
 	head     []byte // room for a request's header
@@ -62,10 +61,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		// A read that finds nothing costs a system call and a sleep. While others have something to do, the worker may answer,
 		// and what comes in pieces comes in fewer: a seventh of the processor's time for 1 KB at 32 connections. Who yields waits
 		// behind all that is ready, though, and now and then behind sixty of them.
-		switch {
-		case c.yields && c.sparing:
-			socket.YieldSparingly()
-		case c.yields:
+		if c.yields {
 			socket.Yield()
 		}
 		return c.Conn.Read(p)

@@ -157,7 +157,6 @@ func (l *Leg) Next(until time.Time) (Batch, bool) {
 			return x.end(l, l.failed(KindLost, err)), true
 		}
 		x.headed.Store(true)
-		x.cn.sparing = x.r.sse
 		x.heardAt(time.Now())
 		return x.more(l, true)
 	}
@@ -187,7 +186,7 @@ func (x *inline) begin(l *Leg) (last Batch, ok bool) {
 		return l.failed(KindClosed, context.Canceled), false
 	}
 	x.cn, x.buf = cn, newBuffer()
-	cn.byCaller, cn.sparing, cn.idleMax = true, false, min(l.client.cfg.IdleTimeout, patientIdle)
+	cn.byCaller, cn.idleMax = true, min(l.client.cfg.IdleTimeout, patientIdle)
 	x.r.br = cn.br
 	x.writeBy = now.Add(l.client.cfg.WriteTimeout)
 	n := l.bodyLen()
