@@ -48,16 +48,17 @@ func (s *serving) frame(f *framing) (n int, err error) {
 	if b, _ := s.in.Peek(2); string(b) == "\r\n" { // old clients send one behind a body
 		_, _ = s.in.Discard(2)
 	}
+	most := s.r.cfg.MaxHeaderBytes // s.in may have room for more
 	for seen := 0; ; {
 		b, _ := s.in.Peek(s.in.Buffered())
 		from := max(0, seen-3)
-		if i := bytes.Index(b[from:], []byte("\r\n\r\n")); i >= 0 {
+		if i := bytes.Index(b[from:], []byte("\r\n\r\n")); i >= 0 && from+i+4 <= most {
 			return from + i + 4, f.parse(b[:from+i+2])
 		}
-		if bareLineFeed(b, seen) { // that end would never come
+		if bareLineFeed(b[:min(len(b), most)], seen) { // that end would never come
 			return 0, unclear("a line ends without a carriage return")
 		}
-		if seen = len(b); seen == s.in.Size() {
+		if seen = len(b); seen >= most {
 			return 0, errHeaderTooLarge
 		}
 		if _, err := s.in.Peek(seen + 1); err == io.EOF && seen > 0 {

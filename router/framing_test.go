@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,11 +209,75 @@ func TestBodyTakesWhatHasCome(t *testing.T) {
 	}
 }
 
-// reader is a serving that reads b.
-func reader(b []byte) *serving {
+// A connection whose requests are a little longer than its room makes room for such ones, and takes no longer a header for it. However
+// requests come, in pieces or several at once, nothing of the next one is lost.
+func TestRoomForLongerRequests(t *testing.T) {
+	const most = 4096
+	header := func(n int) string {
+		const first = "GET /health HTTP/1.1\r\nHost: x\r\nX: "
+		return first + strings.Repeat("x", n-len(first)-4) + "\r\n\r\n"
+	}
+	var bodies []string
+	var alone [][]byte
+	for i, n := range []int{6000, 6000, 20_000, 40_000, 20_000, 100, 32_000, aheadBytes, 90_000, 6000, 6000} {
+		bodies = append(bodies, strings.Repeat(fmt.Sprint(i), n)[:n])
+		alone = append(alone, []byte(post(bodies[i])))
+	}
+	alone = append(alone, []byte(header(most)), []byte(header(most+1)))
+	for _, piece := range []int{0, 1 << 20, 20_100, aheadBytes, most, 999, 7} {
+		t.Run(fmt.Sprint(piece), func(t *testing.T) {
+			writes := slices.Values(alone)
+			if piece > 0 {
+				writes = slices.Chunk(slices.Concat(alone...), piece)
+			}
+			near, far := net.Pipe()
+			defer near.Close()
+			go func() {
+				defer far.Close()
+				for p := range writes {
+					if _, err := far.Write(p); err != nil {
+						return
+					}
+				}
+			}()
+			s := reader(nil, most)
+			s.r.cfg.MaxBodyBytes, s.r.cfg.WriteTimeout = 1<<20, patience
+			s.r.cfg.IdleTimeout, s.r.cfg.HeaderTimeout, s.r.cfg.ReadTimeout = patience, patience, patience
+			s.conn.Conn = near
+			s.in = bufio.NewReaderSize(s, most)
+			next := func() error {
+				s.conn.await(false)
+				if _, err := s.in.Peek(1); err != nil {
+					return err
+				}
+				s.conn.reading()
+				return s.read()
+			}
+			for i, want := range bodies {
+				if err := next(); err != nil || string(s.body) != want {
+					t.Fatalf("request %d: %d bytes of %d, %v", i, len(s.body), len(want), err)
+				}
+				s.done()
+			}
+			if piece == 0 && s.in.Size() != aheadBytes { // else there mostly was something in it
+				t.Errorf("room for %d bytes", s.in.Size())
+			}
+			if err := next(); err != nil || s.path != "/health" {
+				t.Errorf("a header of %d bytes: %v", most, err)
+			}
+			s.done()
+			if err := next(); err != errHeaderTooLarge {
+				t.Errorf("a header of %d bytes: %v", most+1, err)
+			}
+		})
+	}
+}
+
+// reader is a serving that reads b, with that much room.
+func reader(b []byte, room int) *serving {
 	r := &Router{cfg: Config{MaxBodyBytes: 1 << 16, MaxHeaderBytes: 4096}, keys: &keys{}}
 	r.keys.ring.Store(&keyring{})
-	s := &serving{r: r, in: bufio.NewReaderSize(bytes.NewReader(b), 4096), conn: &clientConn{owner: r}}
+	s := &serving{r: r, in: bufio.NewReaderSize(bytes.NewReader(b), room), conn: &clientConn{owner: r}}
 	return s
 }
 
@@ -224,8 +290,11 @@ func FuzzFraming(f *testing.F) {
 		f.Add([]byte(raw))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		s := reader(raw)
-		err := s.read()
+		s, roomy := reader(raw, 4096), reader(raw, aheadBytes)
+		err, same := s.read(), roomy.read()
+		if fmt.Sprint(err) != fmt.Sprint(same) || !bytes.Equal(s.body, roomy.body) {
+			t.Errorf("%q: %v and a body of %d bytes, with more room %v and %d", raw, err, len(s.body), same, len(roomy.body))
+		}
 		if err != nil {
 			var u unclear
 			if errors.As(err, &u) && u == "" {

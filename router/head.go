@@ -133,7 +133,8 @@ func (s *serving) readPlain(n int) (plain bool, err error) {
 	}
 	s.conn.readingBody(f.length)
 	length := int(f.length)
-	s.apart = n <= firstBytes && n+length > s.in.Size()
+	s.apart = n <= firstBytes && n+length > max(s.in.Size(), aheadBytes)
+	s.tight = s.in.Size() < n+length && n+length <= aheadBytes
 	if s.in.Buffered() >= n+length { // it stays where it is
 		b, _ := s.in.Peek(n + length)
 		s.body, s.behind = b[n:], n+length

@@ -19,6 +19,9 @@ const (
 	pipelinedBytesMax = 64 << 10
 	// keptBytesMax bounds the buffers that a connection keeps between requests.
 	keptBytesMax = 256 << 10
+	// aheadBytes is how much a connection reads at once whose requests are that long. More of its own memory for each connection
+	// is not worth it: longer bodies lie in memory that all share.
+	aheadBytes = 32 << 10
 	// firstBytes is how much is read at first where a long body is likely to follow the header, so that it is read to where it is to lie.
 	firstBytes = 1 << 10
 )
@@ -43,6 +46,7 @@ type serving struct {
 	kept    []byte  // room for its header
 	large   *[]byte // and its body, where they are not in in; nil between requests
 	apart   bool    // so it was with the last request, whose header had firstBytes at the most
+	tight   bool    // the last request would have found room in an in of aheadBytes, and did not
 
 	work     *work  // room for a request; nil while it is in use
 	out      []byte // answers that wait to be written; they are before there is something to wait for
@@ -90,6 +94,8 @@ func (r *Router) serveConn(c *clientConn) {
 	s, _ := r.servings.Get().(*serving)
 	if s == nil {
 		s = &serving{r: r}
+	}
+	if s.in == nil {
 		s.in = bufio.NewReaderSize(s, r.cfg.MaxHeaderBytes)
 	}
 	s.conn, s.failed, s.held.of = c, nil, r.bodies
@@ -98,8 +104,10 @@ func (r *Router) serveConn(c *clientConn) {
 	}
 	_ = s.flush()
 	_ = c.Close()
-	s.in.Reset(s)
-	s.conn, s.closes, s.apart, s.out = nil, false, false, s.out[:0]
+	if s.in.Reset(s); s.in.Size() > r.cfg.MaxHeaderBytes {
+		s.in = nil
+	}
+	s.conn, s.closes, s.apart, s.tight, s.out = nil, false, false, false, s.out[:0]
 	s.ctx = fasthttp.RequestCtx{}
 	r.servings.Put(s)
 }
@@ -183,6 +191,10 @@ func (s *serving) done() {
 		_, _ = s.in.Discard(s.behind) // it is buffered
 		s.behind = 0
 	}
+	if s.tight && s.in.Buffered() == 0 {
+		s.in = bufio.NewReaderSize(s, aheadBytes)
+	}
+	s.tight = false
 	if !s.plain || !s.streamed { // else it was not used
 		s.ctx.Request.Reset()
 		s.ctx.Response.Reset()
