@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop asks over several connections from one thread, which waits in a poller of its own: goroutines that sleep and are woken for each
-// request and each answer took half of a machine of two processors at half of a router's peak, and were measured with it.
+// loop asks over several connections from one thread, which waits in a poller of its own. With goroutines that sleep and are woken for
+// each request and each answer, the median of a request straight to a worker was 170 us at 15,000 a second, in place of 100.
 type loop struct {
 	epoll   int
 	clients map[int32]*client // by descriptor
