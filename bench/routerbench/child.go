@@ -81,7 +81,7 @@ func serveInstant(ctx context.Context, n int) error {
 
 // serveRouter is `headrace router` without a registry. It logs warnings, as those beside it keep no access log.
 func serveRouter(ctx context.Context, c *childConfig) error {
-	cfg := router.Config{Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	cfg := router.Config{MaxConcurrent: concurrentMax, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	if c.Exact != "" {
 		tokens, err := tokenize.Load(c.Exact, tokenize.Options{})
 		if err != nil {
@@ -92,6 +92,9 @@ func serveRouter(ctx context.Context, c *childConfig) error {
 	router.ReserveHeap()
 	return front.Serve(ctx, cfg, c.Workers, func(clients, admin string) error { return ready(clients, admin) })
 }
+
+// concurrentMax is more than are ever under way: those beside it have no such limit.
+const concurrentMax = 1 << 15
 
 const (
 	startTimeout = 20 * time.Second // of a program of somebody else

@@ -31,8 +31,9 @@ type shape struct {
 	kind  string
 	body  int // bytes of a request's
 	conns int
-	rate  float64 // requests a second, arriving at random; 0: each connection asks again as soon as it is answered
-	talk  string  // each connection has a conversation of its own, of this kind; "" for a few prompts that all share
+	rate  float64       // requests a second, arriving at random; 0: each connection asks again as soon as it is answered
+	pace  time.Duration // between a stream's events; 0: they come at once
+	talk  string        // each connection has a conversation of its own, of this kind; "" for a few prompts that all share
 }
 
 // sample is one run against one contestant.
@@ -40,6 +41,7 @@ type sample struct {
 	seconds float64
 	took    []time.Duration // in order
 	first   []time.Duration // until the first event, in order
+	stalls  []time.Duration // the longest wait for an event of each stream with a pace, in order
 	errors  int
 	err     error // one of them
 
@@ -72,8 +74,12 @@ func post(addr string, body []byte) []byte {
 
 func bodyOf(s shape, i int) string {
 	words := []string{"alpha ", "bravo ", "charlie ", "delta ", "echo ", "foxtrot ", "golf ", "hotel "}
+	pace := ""
+	if s.pace > 0 {
+		pace = `,"pace_ms":` + strconv.FormatInt(s.pace.Milliseconds(), 10)
+	}
 	var b strings.Builder
-	b.WriteString(`{"model":"m","stream":` + strconv.FormatBool(s.kind == kindStream) + `,"max_tokens":64,"messages":[{"role":"user","content":"`)
+	b.WriteString(`{"model":"m","stream":` + strconv.FormatBool(s.kind == kindStream) + pace + `,"max_tokens":64,"messages":[{"role":"user","content":"`)
 	for b.Len() < s.body-4 {
 		b.WriteString(words[(b.Len()*31+i*7)%len(words)])
 	}
@@ -88,7 +94,7 @@ func load(ctx context.Context, addr string, s shape, lasting time.Duration) (_ *
 		sent = requests(s, addr)
 	}
 	for i := range clients {
-		clients[i] = &client{addr: addr, sent: sent, turn: i, stream: s.kind == kindStream}
+		clients[i] = &client{addr: addr, sent: sent, turn: i, stream: s.kind == kindStream, paced: s.pace > 0}
 		if s.talk != "" {
 			clients[i].converse(s, i)
 		}
@@ -111,7 +117,7 @@ func load(ctx context.Context, addr string, s shape, lasting time.Duration) (_ *
 
 func run(ctx context.Context, l *loop, clients []*client, span time.Duration) (*sample, error) {
 	for _, c := range clients {
-		c.took, c.first, c.errors, c.err = c.took[:0], c.first[:0], 0, nil
+		c.took, c.first, c.stalls, c.errors, c.err = c.took[:0], c.first[:0], c.stalls[:0], 0, nil
 	}
 	began := time.Now()
 	if err := l.run(ctx, began, began.Add(span)); err != nil {
@@ -119,7 +125,7 @@ func run(ctx context.Context, l *loop, clients []*client, span time.Duration) (*
 	}
 	out := &sample{seconds: time.Since(began).Seconds()}
 	for _, c := range clients {
-		out.took, out.first = append(out.took, c.took...), append(out.first, c.first...)
+		out.took, out.first, out.stalls = append(out.took, c.took...), append(out.first, c.first...), append(out.stalls, c.stalls...)
 		if out.errors += c.errors; c.err != nil {
 			out.err = c.err
 		}
@@ -127,6 +133,7 @@ func run(ctx context.Context, l *loop, clients []*client, span time.Duration) (*
 	out.asked = len(out.took) + out.errors
 	slices.Sort(out.took)
 	slices.Sort(out.first)
+	slices.Sort(out.stalls)
 	if len(out.took) == 0 {
 		return nil, fmt.Errorf("no request was answered: %w", errors.Join(out.err, io.ErrUnexpectedEOF))
 	}
@@ -138,9 +145,23 @@ type answer struct {
 	head
 	b     []byte
 	first time.Time // when the first of its body was there
+
+	last  time.Time     // when more of it came, where that is asked
+	stall time.Duration // the longest time between two such
 }
 
-func (a *answer) begin() { a.head, a.b, a.first = head{}, a.b[:0], time.Time{} }
+func (a *answer) begin() { *a = answer{b: a.b[:0]} }
+
+// heard notes that more of the body is here.
+func (a *answer) heard(now time.Time) {
+	if a.end == 0 {
+		return
+	}
+	if !a.last.IsZero() {
+		a.stall = max(a.stall, now.Sub(a.last))
+	}
+	a.last = now
+}
 
 // room is where the next bytes are read to.
 func (a *answer) room() []byte {

@@ -36,6 +36,7 @@ type client struct {
 	turn   int
 	marks  int // where in the one request that is sent its number stands, which makes it another one; 0: nowhere
 	stream bool
+	paced  bool // the time between its events is measured
 
 	fd     int
 	asks   bool      // there is a request
@@ -44,9 +45,9 @@ type client struct {
 	write  bool      // the poller is to tell when that goes on
 	answer answer
 
-	took, first []time.Duration
-	errors      int
-	err         error
+	took, first, stalls []time.Duration
+	errors              int
+	err                 error
 }
 
 // lookEvery is how often a loop looks whether somebody waits too long, or it is to end.
@@ -198,6 +199,8 @@ func (l *loop) event(c *client) error {
 		return nil
 	case err != nil:
 		return l.failed(c, os.NewSyscallError("read", err))
+	case n == 0 && !c.asks: // it was kept for long enough
+		return l.again(c)
 	case n == 0:
 		return l.failed(c, io.ErrUnexpectedEOF)
 	case !c.asks:
@@ -206,6 +209,11 @@ func (l *loop) event(c *client) error {
 	done, err := c.answer.read(n, c.stream)
 	if err != nil {
 		return l.failed(c, err)
+	}
+	if c.paced {
+		if c.answer.heard(time.Now()); done {
+			c.stalls = append(c.stalls, c.answer.stall)
+		}
 	}
 	if done {
 		c.took, c.first = append(c.took, time.Since(c.at)), append(c.first, c.answer.first.Sub(c.at))
@@ -218,6 +226,11 @@ func (l *loop) event(c *client) error {
 // failed counts an error, and connects anew.
 func (l *loop) failed(c *client, why error) error {
 	c.errors, c.err = c.errors+1, why
+	return l.again(c)
+}
+
+// again connects anew.
+func (l *loop) again(c *client) error {
 	if !c.asks {
 		l.idle = slices.DeleteFunc(l.idle, func(other *client) bool { return other == c })
 	}

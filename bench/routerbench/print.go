@@ -22,6 +22,10 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 			offered = fmt.Sprintf(", %.0f a second", row.Rate)
 		}
 		fmt.Fprintf(t, "%s: %s, %s, %d connections%s\n", row.Part, row.Kind, size(row.BodyBytes), row.Connections, offered)
+		if row.Part == partPaced {
+			printPaced(t, row)
+			continue
+		}
 		fmt.Fprintln(t, "  \trequests/s\tours to it\tp50 us\tp99 us\tadded p50\tadded p99\tfirst p50\tCPU us\twaits\terrors")
 		for k := range row.All {
 			x := &row.All[k]
@@ -50,6 +54,16 @@ func Print(w io.Writer, r *Report, asJSON bool) error {
 		fmt.Fprintln(w, "interrupted: the rest is missing")
 	}
 	return nil
+}
+
+// printPaced says when first events came, and what there was to wait for between others.
+func printPaced(t io.Writer, row *Row) {
+	fmt.Fprintln(t, "  \trequests/s\tfirst p50 us\tp99 us\tadded p50\tadded p99\tstall p50 us\tp99 us\tCPU us\twaits\terrors")
+	for i := range row.All {
+		x := &row.All[i]
+		fmt.Fprintf(t, "  %s\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.2f\t%d\n", x.Name, x.RPS, x.FirstP50, x.FirstP99, x.AddedFirstP50, x.AddedFirstP99, x.StallP50, x.StallP99, x.CPU, x.Switches, x.Errors)
+	}
+	fmt.Fprintln(t)
 }
 
 func size(n int) string {

@@ -10,7 +10,7 @@ import (
 )
 
 // ReportVersion counts changes of the document that a reader would notice. docs/bench.md describes it.
-const ReportVersion = 1
+const ReportVersion = 2
 
 // Report is what Run found, one JSON document.
 type Report struct {
@@ -30,7 +30,7 @@ type Report struct {
 
 // Row is one shape of requests, measured with everybody in turn.
 type Row struct {
-	Part        string   `json:"part"` // whole, pairs, open or exact
+	Part        string   `json:"part"` // whole, pairs, open, paced or exact
 	Kind        string   `json:"kind"` // json or stream
 	BodyBytes   int      `json:"body_bytes"`
 	Connections int      `json:"connections"`
@@ -51,6 +51,12 @@ type Series struct {
 	// Added is what is left without the direct path's of the same round.
 	AddedP50 float64 `json:"added_p50_us"`
 	AddedP99 float64 `json:"added_p99_us"`
+	// AddedFirst is the same of the time until the first byte behind the header.
+	AddedFirstP50 float64 `json:"added_first_p50_us"`
+	AddedFirstP99 float64 `json:"added_first_p99_us"`
+	// Stall is a stream's longest time between events, of the part paced.
+	StallP50 float64 `json:"stall_p50_us,omitempty"`
+	StallP99 float64 `json:"stall_p99_us,omitempty"`
 	// Ratio is our rate over this one's, of the runs of the same round.
 	Ratio    float64 `json:"ratio"`
 	RatioMin float64 `json:"ratio_min"`
@@ -126,13 +132,17 @@ func makeRow(part string, s shape, who []contestant, samples [][]*sample) Row {
 				return quantile(s.took, p)
 			}
 		}
-		added := func(p float64) float64 {
-			return median(each(len(x), func(i int) float64 { return quantile(x[i].took, p) - quantile(base[i].took, p) }))
+		added := func(first bool, p float64) float64 {
+			return median(each(len(x), func(i int) float64 { return q(first, p)(x[i]) - q(first, p)(base[i]) }))
+		}
+		stall := func(p float64) float64 {
+			return median(over(func(s *sample) float64 { return quantile(s.stalls, p) }))
 		}
 		rates := over((*sample).rps)
 		w := Series{Name: c.name, RPS: median(rates), RPSMin: slices.Min(rates), RPSMax: slices.Max(rates),
 			P50: median(over(q(false, .5))), P99: median(over(q(false, .99))), FirstP50: median(over(q(true, .5))), FirstP99: median(over(q(true, .99))),
-			AddedP50: added(.5), AddedP99: added(.99),
+			AddedP50: added(false, .5), AddedP99: added(false, .99), AddedFirstP50: added(true, .5), AddedFirstP99: added(true, .99),
+			StallP50: stall(.5), StallP99: stall(.99),
 			CPU: 1e6 * median(over(func(s *sample) float64 { return s.cpu })), Switches: median(over(func(s *sample) float64 { return s.switches }))}
 		if us != nil {
 			ratios := each(len(x), func(i int) float64 { return us[i].rps() / x[i].rps() })

@@ -1,6 +1,7 @@
 package routerbench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ const (
 	partWhole = "whole" // one worker a request
 	partPairs = "pairs" // two legs a request
 	partOpen  = "open"  // one worker, at half the peak, requests arriving at random
+	partPaced = "paced" // one worker, streams whose events come apart, as an engine's do
 	partExact = "exact" // one worker, by what workers have in their caches: conversations that go on, and new ones
 )
 
@@ -31,7 +33,10 @@ type Options struct {
 	Conns  []int         // 1, 32
 	Rounds int           // 5 (quick 3)
 	Run    time.Duration // of a run: 800 ms (quick 300 ms)
-	// Rate is what the parts open and exact are asked a second at random (half of the lesser peak of ours and nginx's, which the part
+	// Pace is between the events of the part paced, and Streams how many connections there are for it at the most.
+	Pace    time.Duration // 10 ms
+	Streams int           // 2048 (quick 256)
+	// Rate is what the parts open, paced and exact are asked a second at random (half of the lesser peak of ours and nginx's, which the part
 	// whole tells, or a run of each; exact: 1000, and half of its own peak).
 	Rate  float64
 	Quick bool
@@ -58,7 +63,7 @@ func (o *Options) Check() error {
 		}
 		return nil
 	}
-	if err := errors.Join(pick(&o.Parts, partWhole, partOpen, partPairs, partExact), pick(&o.Kinds, kindJSON, kindStream)); err != nil {
+	if err := errors.Join(pick(&o.Parts, partWhole, partOpen, partPairs, partPaced, partExact), pick(&o.Kinds, kindJSON, kindStream)); err != nil {
 		return err
 	}
 	if len(o.Bodies) == 0 {
@@ -78,6 +83,15 @@ func (o *Options) Check() error {
 		if o.Run = 800 * time.Millisecond; o.Quick {
 			o.Run = 300 * time.Millisecond
 		}
+	}
+	o.Pace = cmp.Or(o.Pace, 10*time.Millisecond)
+	if o.Streams == 0 {
+		if o.Streams = 2048; o.Quick {
+			o.Streams = 256
+		}
+	}
+	if o.Pace < time.Millisecond || o.Pace >= time.Second || o.Pace%time.Millisecond != 0 || o.Streams < 1 || o.Streams > 1<<14 {
+		return errors.New("the pace of a stream is whole milliseconds, less than a second, and there are 1 to 16384 of them at once")
 	}
 	for _, n := range o.Bodies {
 		if n < 200 || n > 32<<20 {
@@ -148,7 +162,7 @@ func (s *session) startAll(ctx context.Context) error {
 	}
 	s.backends = addrs
 	has := func(part string) bool { return slices.Contains(s.o.Parts, part) }
-	whole, pairs := has(partWhole) || has(partOpen), has(partPairs)
+	whole, pairs := has(partWhole) || has(partOpen) || has(partPaced), has(partPairs)
 	s.add(contestant{name: direct, what: "one stand-in, nothing in front", addr: addrs[0]})
 	if has(partExact) {
 		if err := s.startExact(ctx); err != nil {
@@ -283,7 +297,30 @@ func (s *session) measure(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	return s.paced(ctx)
+}
+
+// paced measures streams of the shortest bodies at half of what ours and nginx can do at the most, each of which lasts as long as its
+// events' pace has it.
+func (s *session) paced(ctx context.Context) (err error) {
+	if !slices.Contains(s.o.Parts, partPaced) || !slices.Contains(s.o.Kinds, kindStream) {
+		return nil
+	}
+	shape := shape{kind: kindStream, body: slices.Min(s.o.Bodies), conns: s.o.Streams, pace: s.o.Pace, rate: s.o.Rate}
+	if shape.rate == 0 {
+		if shape.rate, err = s.halfPeak(ctx, shape); err != nil {
+			return err
+		}
+	}
+	return s.row(ctx, partPaced, shape)
+}
+
+// streamsARun is how many streams with a pace a run lasts for at the least, one behind the other.
+const streamsARun = 4
+
+// lasting is how long a run of a shape takes.
+func (s *session) lasting(shape shape) time.Duration {
+	return max(s.o.Run, streamsARun*chunksWanted*shape.pace)
 }
 
 // open measures a shape at half of what ours and nginx can do at the most.
@@ -305,14 +342,14 @@ func (s *session) open(ctx context.Context, shape shape) error {
 	return s.row(ctx, partOpen, shape)
 }
 
-// halfPeak finds out what open's rate is where the part whole was not measured: by one run of ours and one of nginx.
+// halfPeak finds out what the rate is where the part whole does not tell it: by one run of ours and one of nginx.
 func (s *session) halfPeak(ctx context.Context, shape shape) (float64, error) {
 	peak := math.Inf(1)
 	for _, c := range s.contestants {
 		if c.name != ours && c.name != nginx {
 			continue
 		}
-		x, err := load(ctx, c.addr, shape, s.o.Run)
+		x, err := load(ctx, c.addr, shape, s.lasting(shape))
 		if err != nil {
 			return 0, fmt.Errorf("%s, the most of %s of %d bytes: %w", c.name, shape.kind, shape.body, err)
 		}
@@ -344,7 +381,7 @@ func (s *session) row(ctx context.Context, part string, shape shape) error {
 			if part == partExact {
 				shape.talk = who[i].talk()
 			}
-			x, err := load(ctx, who[i].addr, shape, s.o.Run)
+			x, err := load(ctx, who[i].addr, shape, s.lasting(shape))
 			if err != nil {
 				return fmt.Errorf("%s, %s of %d bytes: %w", who[i].name, shape.kind, shape.body, err)
 			}

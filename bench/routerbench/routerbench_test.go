@@ -26,16 +26,16 @@ func TestMain(m *testing.M) {
 
 // TestEverythingIsMeasured runs all parts for a moment: who is not installed is named, nobody fails a request.
 func TestEverythingIsMeasured(t *testing.T) {
-	r, err := Run(t.Context(), Options{Bodies: []int{1024, 20_000}, Conns: []int{2}, Rounds: 1, Run: 20 * time.Millisecond, Rate: 100})
+	r, err := Run(t.Context(), Options{Bodies: []int{1024, 20_000}, Conns: []int{2}, Rounds: 1, Run: 20 * time.Millisecond, Rate: 100, Pace: time.Millisecond, Streams: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 2*2*3 || !r.Complete {
+	if len(r.Rows) != 2*2*3+1 || !r.Complete {
 		t.Errorf("%d rows", len(r.Rows))
 	}
 	for _, row := range r.Rows {
 		for _, x := range row.All {
-			if x.Errors != 0 || !(x.RPS > 0) || !(x.P50 > 0) || !(x.P99 >= x.P50) {
+			if x.Errors != 0 || !(x.RPS > 0) || !(x.P50 > 0) || !(x.P99 >= x.P50) || row.Part == partPaced && (x.StallP50 < 1000 || x.P50 < 62_000) {
 				t.Errorf("%s, %s, %d bytes: %+v", row.Part, row.Kind, row.BodyBytes, x)
 			}
 		}
@@ -174,16 +174,16 @@ func TestLongRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	const size = 16 << 20 // more than sockets hold
+	defer l.Close()
 	got := make(chan int64, 2)
 	go func() {
-		defer l.Close()
 		var conns []net.Conn
 		for range cap(got) {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			defer c.Close()
+			t.Cleanup(func() { _ = c.Close() })
 			conns = append(conns, c)
 		}
 		for _, c := range conns { // one behind the other
@@ -256,7 +256,7 @@ func TestInterrupted(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Parts: []string{"half"}}, {Kinds: []string{"xml"}}, {Bodies: []int{3}}, {Conns: []int{0}}, {Rounds: -1}, {Run: time.Microsecond}, {Rate: -1}} {
+	for _, o := range []Options{{Parts: []string{"half"}}, {Kinds: []string{"xml"}}, {Bodies: []int{3}}, {Conns: []int{0}}, {Rounds: -1}, {Run: time.Microsecond}, {Rate: -1}, {Pace: time.Microsecond}, {Pace: time.Second}, {Streams: -1}} {
 		if o.Check() == nil {
 			t.Errorf("%+v is taken", o)
 		}

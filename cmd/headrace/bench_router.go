@@ -26,13 +26,15 @@ func (a *app) benchRouter() *cobra.Command {
 		Args: noArgs,
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&o.Parts, "part", nil, "what to measure: whole (one worker a request), pairs (two legs), open (arriving at random at half the peak), exact (by the tokens of conversations) (default all)")
+	fs.StringSliceVar(&o.Parts, "part", nil, "what to measure: whole (one worker a request), pairs (two legs), open (arriving at random at half the peak), paced (the same with streams whose events come apart), exact (by the tokens of conversations) (default all)")
 	fs.StringSliceVar(&o.Kinds, "kind", nil, "answers: json, stream (64 events) (default both)")
 	fs.IntSliceVar(&o.Bodies, "body", nil, "bytes of requests (default 1024,20480,220000,1048576)")
 	fs.IntSliceVar(&o.Conns, "connections", nil, "requests at a time (default 1,32)")
 	fs.IntVar(&o.Rounds, "rounds", 0, "runs of each contestant, in alternating order (default 5, quick 3)")
 	addSpan(fs, &o.Run, "run", 0, "time of a run (default 800ms, quick 300ms)")
-	fs.Float64Var(&o.Rate, "arrivals", 0, "requests a second of the parts open and exact (default: half of the lesser peak of ours and nginx's; exact: 1000, and half of its peak)")
+	addSpan(fs, &o.Pace, "pace", 0, "time between a stream's events, of the part paced (default 10ms)")
+	fs.IntVar(&o.Streams, "streams", 0, "streams at a time, of the part paced (default 2048, quick 256)")
+	fs.Float64Var(&o.Rate, "arrivals", 0, "requests a second of the parts open, paced and exact (default: half of the lesser peak of ours and nginx's; exact: 1000, and half of its peak)")
 	fs.BoolVar(&o.Quick, "quick", false, "fewer sizes and rounds")
 	fs.BoolVar(&o.Peers, "sglang", false, "measure sglang-router too: pip installs it once into the cache")
 	fs.StringVar(&o.Tokenizer, "model", "", "GGUF `file` or folder of the model whose tokens the part exact counts (default: the default model, if it was fetched)")

@@ -11,13 +11,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/valyala/fasthttp"
 )
 
 // Instant answers every generating request at once with the same bytes, made beforehand: a body of 1 KB, or a stream of
 // Chunks events, each in a write of its own as an engine's tokens are. It reads requests whole and looks into them only for
-// whether they ask for a stream. As prefill of the dialect vllm-nixl it answers with transfer parameters.
+// whether they ask for a stream, and with how many milliseconds between its events ("pace_ms" near the beginning; else none). As
+// prefill of the dialect vllm-nixl it answers with transfer parameters.
 type Instant struct {
 	Model  string // "m"
 	Chunks int    // of a stream (64)
@@ -154,7 +156,11 @@ func (x *Instant) answer(c net.Conn, req *fasthttp.Request) error {
 		_, err := c.Write(b)
 		return err
 	}
-	for _, chunk := range x.chunks {
+	pace, began := paceOf(req.Body()), time.Now()
+	for i, chunk := range x.chunks {
+		if pace > 0 && 0 < i && i < x.Chunks {
+			time.Sleep(time.Until(began.Add(time.Duration(i) * pace)))
+		}
 		if _, err := c.Write(chunk); err != nil {
 			return err
 		}
@@ -165,6 +171,22 @@ func (x *Instant) answer(c net.Conn, req *fasthttp.Request) error {
 const lookBytes = 256
 
 func tail(b []byte) []byte { return b[max(0, len(b)-1024):] }
+
+// paceDigits bounds a stream's pace, at a second less one millisecond.
+const paceDigits = 3
+
+// paceOf is the time that a body asks for between a stream's events; 0 for none.
+func paceOf(b []byte) time.Duration {
+	_, rest, _ := bytes.Cut(b[:min(lookBytes, len(b))], []byte(`"pace_ms":`))
+	n := 0
+	for _, c := range rest[:min(paceDigits, len(rest))] {
+		if c < '0' || c > '9' {
+			break
+		}
+		n = 10*n + int(c-'0')
+	}
+	return time.Duration(n) * time.Millisecond
+}
 
 // streams tells whether a body asks for a stream. It is said near one of its ends, mostly.
 func streams(b []byte) bool {
