@@ -37,7 +37,7 @@ type Options struct {
 	Pace    time.Duration // 10 ms
 	Streams int           // 2048 (quick 256)
 	// Rate is what the parts open, paced and exact are asked a second at random (half of the lesser peak of ours and nginx's, which the part
-	// whole tells, or a run of each; exact: 1000, and half of its own peak).
+	// whole tells, or a run of each; paced: an eighth of that of such streams; exact: 1000, and half of its own peak).
 	Rate  float64
 	Quick bool
 	// Peers has sglang-router measured too, installed once into the user's cache. nginx and HAProxy always are, where installed.
@@ -300,17 +300,22 @@ func (s *session) measure(ctx context.Context) error {
 	return s.paced(ctx)
 }
 
-// paced measures streams of the shortest bodies at half of what ours and nginx can do at the most, each of which lasts as long as its
-// events' pace has it.
-func (s *session) paced(ctx context.Context) (err error) {
+// pacedShare is the part of half the peak that paced streams are asked at. Those that tell the peak go in step, so that one wake-up serves
+// many of them; streams that arrive at random take three times the processor's time.
+const pacedShare = 0.25
+
+// paced measures streams of the shortest bodies, each of which lasts as long as its events' pace has it.
+func (s *session) paced(ctx context.Context) error {
 	if !slices.Contains(s.o.Parts, partPaced) || !slices.Contains(s.o.Kinds, kindStream) {
 		return nil
 	}
 	shape := shape{kind: kindStream, body: slices.Min(s.o.Bodies), conns: s.o.Streams, pace: s.o.Pace, rate: s.o.Rate}
 	if shape.rate == 0 {
-		if shape.rate, err = s.halfPeak(ctx, shape); err != nil {
+		peak, err := s.halfPeak(ctx, shape)
+		if err != nil {
 			return err
 		}
+		shape.rate = pacedShare * peak
 	}
 	return s.row(ctx, partPaced, shape)
 }

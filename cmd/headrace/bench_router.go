@@ -34,7 +34,7 @@ func (a *app) benchRouter() *cobra.Command {
 	addSpan(fs, &o.Run, "run", 0, "time of a run (default 800ms, quick 300ms)")
 	addSpan(fs, &o.Pace, "pace", 0, "time between a stream's events, of the part paced (default 10ms)")
 	fs.IntVar(&o.Streams, "streams", 0, "streams at a time, of the part paced (default 2048, quick 256)")
-	fs.Float64Var(&o.Rate, "arrivals", 0, "requests a second of the parts open, paced and exact (default: half of the lesser peak of ours and nginx's; exact: 1000, and half of its peak)")
+	fs.Float64Var(&o.Rate, "arrivals", 0, "requests a second of the parts open, paced and exact (default: half of the lesser peak of ours and nginx's; paced: an eighth; exact: 1000, and half of its peak)")
 	fs.BoolVar(&o.Quick, "quick", false, "fewer sizes and rounds")
 	fs.BoolVar(&o.Peers, "sglang", false, "measure sglang-router too: pip installs it once into the cache")
 	fs.StringVar(&o.Tokenizer, "model", "", "GGUF `file` or folder of the model whose tokens the part exact counts (default: the default model, if it was fetched)")
