@@ -107,7 +107,7 @@ func (r *Router) serveConn(c *clientConn) {
 	if s.in.Reset(s); s.in.Size() > r.cfg.MaxHeaderBytes {
 		s.in = nil
 	}
-	s.conn, s.closes, s.apart, s.tight, s.out = nil, false, false, false, s.out[:0]
+	s.conn, s.closes, s.apart, s.out = nil, false, false, s.out[:0]
 	s.ctx = fasthttp.RequestCtx{}
 	r.servings.Put(s)
 }

@@ -81,6 +81,7 @@ func (l *loop) add(c *client) error {
 	}
 	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(c.fd)}
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, c.fd, &ev); err != nil {
+		_ = unix.Close(c.fd)
 		return os.NewSyscallError("epoll_ctl", err)
 	}
 	l.clients[ev.Fd] = c

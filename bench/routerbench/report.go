@@ -124,25 +124,19 @@ func makeRow(part string, s shape, who []contestant, samples [][]*sample) Row {
 	for i, c := range who {
 		x := samples[i]
 		over := func(f func(*sample) float64) []float64 { return each(len(x), func(i int) float64 { return f(x[i]) }) }
-		q := func(first bool, p float64) func(*sample) float64 {
-			return func(s *sample) float64 {
-				if first {
-					return quantile(s.first, p)
-				}
-				return quantile(s.took, p)
-			}
+		took := func(s *sample) []time.Duration { return s.took }
+		first := func(s *sample) []time.Duration { return s.first }
+		stalls := func(s *sample) []time.Duration { return s.stalls }
+		q := func(of func(*sample) []time.Duration, p float64) float64 {
+			return median(over(func(s *sample) float64 { return quantile(of(s), p) }))
 		}
-		added := func(first bool, p float64) float64 {
-			return median(each(len(x), func(i int) float64 { return q(first, p)(x[i]) - q(first, p)(base[i]) }))
-		}
-		stall := func(p float64) float64 {
-			return median(over(func(s *sample) float64 { return quantile(s.stalls, p) }))
+		added := func(of func(*sample) []time.Duration, p float64) float64 {
+			return median(each(len(x), func(i int) float64 { return quantile(of(x[i]), p) - quantile(of(base[i]), p) }))
 		}
 		rates := over((*sample).rps)
 		w := Series{Name: c.name, RPS: median(rates), RPSMin: slices.Min(rates), RPSMax: slices.Max(rates),
-			P50: median(over(q(false, .5))), P99: median(over(q(false, .99))), FirstP50: median(over(q(true, .5))), FirstP99: median(over(q(true, .99))),
-			AddedP50: added(false, .5), AddedP99: added(false, .99), AddedFirstP50: added(true, .5), AddedFirstP99: added(true, .99),
-			StallP50: stall(.5), StallP99: stall(.99),
+			P50: q(took, .5), P99: q(took, .99), FirstP50: q(first, .5), FirstP99: q(first, .99), StallP50: q(stalls, .5), StallP99: q(stalls, .99),
+			AddedP50: added(took, .5), AddedP99: added(took, .99), AddedFirstP50: added(first, .5), AddedFirstP99: added(first, .99),
 			CPU: 1e6 * median(over(func(s *sample) float64 { return s.cpu })), Switches: median(over(func(s *sample) float64 { return s.switches }))}
 		if us != nil {
 			ratios := each(len(x), func(i int) float64 { return us[i].rps() / x[i].rps() })

@@ -301,7 +301,7 @@ func (s *session) measure(ctx context.Context) error {
 }
 
 // pacedShare is the part of half the peak that paced streams are asked at. Those that tell the peak go in step, so that one wake-up serves
-// many of them; streams that arrive at random take three times the processor's time.
+// many of them; at half of it streams that arrive at random left two processors no time.
 const pacedShare = 0.25
 
 // paced measures streams of the shortest bodies, each of which lasts as long as its events' pace has it.
@@ -311,11 +311,11 @@ func (s *session) paced(ctx context.Context) error {
 	}
 	shape := shape{kind: kindStream, body: slices.Min(s.o.Bodies), conns: s.o.Streams, pace: s.o.Pace, rate: s.o.Rate}
 	if shape.rate == 0 {
-		peak, err := s.halfPeak(ctx, shape)
+		half, err := s.halfPeak(ctx, shape)
 		if err != nil {
 			return err
 		}
-		shape.rate = pacedShare * peak
+		shape.rate = pacedShare * half
 	}
 	return s.row(ctx, partPaced, shape)
 }
